@@ -1,0 +1,8 @@
+# SIMD targets: one source for all, compiled once per instruction set (Highway), and a few files
+# for instructions that decide (AMX, AVX512-BF16, BFMMLA), each compiled with its own flag.
+#
+# Kept out: SSSE3 and AVX3_DL (no kernel gains from them over their neighbours), and SVE (a
+# Neoverse-V1 has four 128-bit pipes for NEON or two 256-bit ones for SVE: the same peak, and NEON
+# has multiply-by-lane, which a tile product is made of).
+target_compile_definitions(qkv PRIVATE
+  HWY_DISABLED_TARGETS=\(HWY_SSSE3|HWY_AVX3_DL|HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128\))

@@ -1,0 +1,161 @@
+// softmax(scale * Q K^T) V, forward and backward, with every mask and bias people use, and the
+// health of its scores. docs/attention.md derives it; the definitions here are the contract that
+// every kernel is tested against.
+//
+//   a_ij = scale * (q_i . k_j)              c_ij = softcap * tanh(a_ij / softcap)  (softcap > 0)
+//   s_ij = c_ij + bias_ij                   p_ij = exp(s_ij - lse_i) over the visible j
+//   out_i = sum_j p_ij v_j
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "qkv/tensor.h"
+
+namespace qkv {
+
+// Where the diagonal of a causal or windowed mask lies when Sq != Sk: query i stands at key
+// position i + o.
+enum class Align : std::uint8_t {
+  bottom_right,  // o = Sk - Sq (or length_k - length_q): the last query sees the last key
+  top_left,      // o = 0
+};
+
+// Who sees whom. Parts combine by "and"; a default Mask hides nothing.
+struct Mask {
+  bool causal_part = false;              // j <= i + o
+  std::int64_t left = -1;                // i + o - left <= j, -1 = unbounded
+  std::int64_t right = -1;               // j <= i + o + right, -1 = unbounded
+  Align align = Align::bottom_right;
+  std::optional<std::int64_t> offset{};  // o itself, instead of `align`; may be negative
+  Tensor offset_per_sequence{};          // i32 [B]: one o per sequence, instead of `align`
+  Tensor key_lengths{};                  // i32 [B]: j < key_lengths[b]
+  Tensor query_lengths{};                // i32 [B]: rows from query_lengths[b] on see nothing
+  Tensor query_offsets{};                // i32 [B+1]: packed sequences, q is [T, H, D]
+  Tensor key_offsets{};                  // i32 [B+1]: the same for k and v; absent = query_offsets
+  Tensor allowed_pairs{};                // boolean, broadcastable to [B, H, Sq, Sk]
+  Tensor global_positions{};             // boolean [Sk] or [B, Sk]: sees, and is seen, outside
+                                         // the window; query i is position i + o
+
+  static Mask causal(Align align = Align::bottom_right);
+  static Mask window(std::int64_t left, std::int64_t right);
+  static Mask lengths(Tensor keys, Tensor queries = {});
+  static Mask packed(Tensor query_offsets, Tensor key_offsets = {});
+  static Mask allowed(Tensor pairs);
+  // Exempts these positions from the window it is combined with.
+  static Mask global(Tensor positions);
+  static Mask at_offset(std::int64_t offset);
+  static Mask at_offset(Tensor per_sequence);
+
+  // Both at once. Windows intersect; two different tensors of one kind throw Error.
+  friend Mask operator&(const Mask& a, const Mask& b);
+};
+
+// What is added to the scores: at most one kind.
+struct Bias {
+  Tensor values{};      // floating, broadcastable to [B, H, Sq, Sk]; -inf hides
+  Tensor slopes{};      // ALiBi: f32 [H] or [B, H]; bias_ij = -slope_h * |i + o - j|
+  Tensor table{};       // relative positions: f32 [buckets, H], as in T5; row = bucket(j - (i + o))
+  bool bidirectional = true;        // of the table: half of the buckets for keys after the query
+  std::int64_t max_distance = 128;  // of the table: beyond it all distances share a bucket
+  bool gradient = true;             // false: backward skips dbias (an additive mask needs none)
+
+  static Bias tensor(Tensor values);
+  static Bias fixed(Tensor values);  // tensor without gradient
+  static Bias alibi(Tensor slopes);
+  static Bias relative(Tensor table, bool bidirectional, std::int64_t max_distance = 128);
+
+  bool defined() const { return values.defined() || slopes.defined() || table.defined(); }
+};
+
+// The bucket of a relative position (key minus query), as T5 defines it.
+std::int64_t relative_bucket(std::int64_t relative, std::int64_t buckets, bool bidirectional,
+                             std::int64_t max_distance);
+
+// What a forward call can also tell; combine with |. All are computed from the tiles of that
+// same call, and all are f32 except top_index.
+enum class Statistics : std::uint32_t {
+  none = 0,
+  max_logit = 1,      // max over visible j of a_ij (before softcap and bias)       [B, H]
+  score_moments = 2,  // mean and variance of s_ij over the visible pairs           [B, H]
+  entropy = 4,        // H_i = lse_i - sum_j p_ij s_ij in nats                      [B, H, Sq]
+                      // its mean, and the mean of H_i / log(visible_i)             [B, H]
+  top_weight = 8,     // max_j p_ij and its j; the share of rows above 0.99         [B, H, Sq]
+  received = 16,      // sum over i of p_ij                                         [B, H, Sk]
+  all = 31,
+};
+constexpr Statistics operator|(Statistics a, Statistics b) {
+  return static_cast<Statistics>(static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b));
+}
+constexpr bool has(Statistics set, Statistics one) {
+  return (static_cast<std::uint32_t>(set) & static_cast<std::uint32_t>(one)) != 0;
+}
+
+struct AttentionOptions {
+  std::optional<float> scale{};  // 1/sqrt(D) when absent
+  Mask mask{};
+  Bias bias{};
+  float softcap = 0;  // 0 = none
+  float dropout = 0;  // in [0, 1): each p_ij is kept with 1 - dropout and divided by it
+  std::uint64_t seed = 0;
+  Tensor sinks{};  // f32 [H]: a score that joins the denominator and carries no value
+  Statistics statistics = Statistics::none;
+  bool deterministic = true;
+};
+
+// Undefined where not asked for. Packed sequences have [H, T] for [B, H, Sq].
+struct AttentionStatistics {
+  Tensor max_logit, score_mean, score_var;
+  Tensor entropy, entropy_mean, entropy_relative;
+  Tensor top_weight, top_index, saturation;  // top_index is i32, -1 where a row sees nothing
+  Tensor received;
+};
+
+struct AttentionForward {
+  Tensor out;  // [B, H, Sq, Dv], dtype of q
+  Tensor lse;  // f32 [B, H, Sq]: log-sum-exp of the visible scores and the sink; -inf for a row
+               // that sees no key
+  AttentionStatistics statistics;
+};
+
+// d loss / d(what forward returned). Converts from a tensor: most callers have only `out`.
+struct AttentionOutputGrads {
+  Tensor out;
+  Tensor lse;      // f32, shape of lse
+  Tensor entropy;  // f32, shape of lse; needs a forward that computed Statistics::entropy
+
+  AttentionOutputGrads(Tensor out_grad, Tensor lse_grad = {}, Tensor entropy_grad = {})
+      : out(std::move(out_grad)), lse(std::move(lse_grad)), entropy(std::move(entropy_grad)) {}
+};
+
+struct AttentionGrads {
+  Tensor dq, dk, dv;  // shapes and dtypes of q, k, v
+  Tensor dbias;       // f32, shape of the bias tensor, the slopes or the table; else undefined
+  Tensor dsinks;      // f32 [H]; undefined without sinks
+};
+
+// q [B, H, Sq, D], k [B, Hk, Sk, D], v [B, Hk, Sk, Dv]; H a multiple of Hk; any strides.
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                 const AttentionOptions& options = {});
+AttentionForward attention_forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const AttentionOptions& options = {});
+// `forward` and `options` are those of the forward call; p is recomputed, memory is O(S).
+AttentionGrads attention_backward(const AttentionOutputGrads& grads, const Tensor& q,
+                                  const Tensor& k, const Tensor& v,
+                                  const AttentionForward& forward,
+                                  const AttentionOptions& options = {});
+
+// What attention_weights writes. Everything by default; choose before looking at a long input.
+struct WeightsSelection {
+  std::vector<std::int64_t> heads{};  // empty = all
+  std::vector<std::int64_t> rows{};   // empty = all
+  std::int64_t pool_rows = 1;         // > 1: the mean over blocks of rows ...
+  std::int64_t pool_keys = 1;         // ... and the sum over blocks of keys
+};
+// The weights p themselves, f32 [B, heads, ceil(rows / pool_rows), ceil(Sk / pool_keys)]; for
+// looking, never on the fast path. Dropout is not applied. Not for packed sequences.
+Tensor attention_weights(const Tensor& q, const Tensor& k, const AttentionOptions& options = {},
+                         const WeightsSelection& selection = {});
+
+}  // namespace qkv

@@ -1,0 +1,18 @@
+// Which instruction set the CPU kernels use: the best the machine has, unless told otherwise.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace qkv {
+
+// The targets this build has and this machine can run, best first: "amx", "avx512_bf16",
+// "avx512", "avx2", "sse4" on x86-64; "neon_bf16", "neon" on Arm; "scalar" everywhere.
+std::vector<std::string> cpu_targets();
+// The one in use: the first of cpu_targets(), or the one named by QKV_CPU_TARGET.
+std::string cpu_target();
+// Throws Error listing cpu_targets() when `name` is not among them. For tests and measurements;
+// call it while no operator runs.
+void set_cpu_target(const std::string& name);
+
+}  // namespace qkv

@@ -1,0 +1,180 @@
+// attention: check every argument, resolve every default, allocate, call one kernel.
+#include "qkv/attention.h"
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "core/backend.h"
+#include "core/check.h"
+#include "ops/attention_checks.h"
+#include "qkv/ops.h"
+
+namespace qkv {
+namespace {
+
+// Packed results are computed as [1, H, T, ...] and handed out without the leading 1.
+Tensor without_batch(const Tensor& x) {
+  if (!x.defined()) return x;
+  std::vector<std::int64_t> extents(x.shape().extents().begin() + 1, x.shape().extents().end());
+  return reshape(x, extents);
+}
+
+AttentionStatistics empty_statistics(Statistics wanted, const Shape& rows, const Shape& heads,
+                                     const Shape& keys, Device device) {
+  const TensorOptions f32{DType::f32, device};
+  AttentionStatistics s;
+  if (has(wanted, Statistics::max_logit)) s.max_logit = Tensor::empty(heads, f32);
+  if (has(wanted, Statistics::score_moments)) {
+    s.score_mean = Tensor::empty(heads, f32);
+    s.score_var = Tensor::empty(heads, f32);
+  }
+  if (has(wanted, Statistics::entropy)) {
+    s.entropy = Tensor::empty(rows, f32);
+    s.entropy_mean = Tensor::empty(heads, f32);
+    s.entropy_relative = Tensor::empty(heads, f32);
+  }
+  if (has(wanted, Statistics::top_weight)) {
+    s.top_weight = Tensor::empty(rows, f32);
+    s.top_index = Tensor::empty(rows, {DType::i32, device});
+    s.saturation = Tensor::empty(heads, f32);
+  }
+  if (has(wanted, Statistics::received)) s.received = Tensor::empty(keys, f32);
+  return s;
+}
+
+// A contiguous copy of x (or zeros), which `problem.q`-shaped kernels can index like lse.
+Tensor rows_like(const char* name, const Tensor& given, const Tensor& lse, bool packed) {
+  if (!given.defined()) return {};
+  check(given.dtype() == DType::f32 && given.shape() == lse.shape(),
+        "attention_backward: the gradient of {} must be f32 {}, got {} {}", name, lse.shape(),
+        given.dtype(), given.shape());
+  const Tensor rows = contiguous(given);
+  return packed ? reshape(rows, {1, rows.size(0), rows.size(1)}) : rows;
+}
+
+}  // namespace
+
+AttentionForward attention_forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const AttentionOptions& options) {
+  const AttentionProblem problem = check_attention("attention", q, k, &v, options);
+  const bool packed = options.mask.query_offsets.defined();
+  const std::int64_t batch = problem.q.size(0), rows = problem.q.size(2);
+  const auto sequences = static_cast<std::int64_t>(problem.sequences.size());
+  const Device device = q.device();
+
+  AttentionForward forward;
+  const Shape out_shape = packed ? Shape{q.size(0), q.size(1), v.size(2)}
+                                 : Shape{batch, problem.heads, rows, v.size(3)};
+  forward.out = Tensor::empty(out_shape, {q.dtype(), device});
+  AttentionResults results;
+  results.out = attention_batch(forward.out, packed);
+  results.lse = Tensor::empty({batch, problem.heads, rows}, {DType::f32, device});
+  results.statistics =
+      empty_statistics(options.statistics, results.lse.shape(), {sequences, problem.heads},
+                       {batch, problem.heads, problem.k.size(2)}, device);
+  backend(device).attention_forward(problem, results);
+
+  forward.lse = packed ? without_batch(results.lse) : results.lse;
+  forward.statistics = results.statistics;
+  if (packed) {
+    AttentionStatistics& s = forward.statistics;
+    for (Tensor* row : {&s.entropy, &s.top_weight, &s.top_index, &s.received}) {
+      *row = without_batch(*row);
+    }
+  }
+  return forward;
+}
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                 const AttentionOptions& options) {
+  return attention_forward(q, k, v, options).out;
+}
+
+AttentionGrads attention_backward(const AttentionOutputGrads& grads, const Tensor& q,
+                                  const Tensor& k, const Tensor& v, const AttentionForward& forward,
+                                  const AttentionOptions& options) {
+  const AttentionProblem problem = check_attention("attention_backward", q, k, &v, options);
+  const bool packed = options.mask.query_offsets.defined();
+  check(forward.out.defined() && forward.lse.defined(),
+        "attention_backward: forward must hold out and lse of attention_forward");
+  check_attention_grads(grads, forward, problem, packed);
+
+  AttentionBackward tensors;
+  tensors.dout = attention_batch(grads.out, packed);
+  tensors.out = attention_batch(forward.out, packed);
+  tensors.lse = rows_like("lse", forward.lse, forward.lse, packed);
+  tensors.dlse = rows_like("lse", grads.lse, forward.lse, packed);
+  tensors.dentropy = rows_like("entropy", grads.entropy, forward.lse, packed);
+  if (tensors.dentropy.defined()) {
+    tensors.entropy = rows_like("entropy", forward.statistics.entropy, forward.lse, packed);
+  }
+
+  const Device device = q.device();
+  const TensorOptions f32{DType::f32, device};
+  AttentionGrads result;
+  result.dq = Tensor::empty(q.shape(), {q.dtype(), device});
+  result.dk = Tensor::empty(k.shape(), {k.dtype(), device});
+  result.dv = Tensor::empty(v.shape(), {v.dtype(), device});
+  tensors.dq = attention_batch(result.dq, packed);
+  tensors.dk = attention_batch(result.dk, packed);
+  tensors.dv = attention_batch(result.dv, packed);
+  const Bias& bias = options.bias;
+  if (bias.gradient && bias.values.defined()) {
+    result.dbias = Tensor::zeros(bias.values.shape(), f32);
+    std::vector<std::int64_t> extents(bias.values.shape().extents().begin(),
+                                      bias.values.shape().extents().end());
+    extents.insert(extents.begin(), 4 - extents.size(), 1);
+    tensors.dbias = reshape(result.dbias, extents);
+  } else if (bias.gradient && bias.slopes.defined()) {
+    result.dbias = Tensor::zeros(bias.slopes.shape(), f32);
+    tensors.dslopes = reshape(result.dbias, {-1, problem.heads});
+  } else if (bias.gradient && bias.table.defined()) {
+    result.dbias = Tensor::zeros(bias.table.shape(), f32);
+    tensors.dtable = result.dbias;
+  }
+  if (options.sinks.defined()) {
+    result.dsinks = Tensor::zeros(options.sinks.shape(), f32);
+    tensors.dsinks = result.dsinks;
+  }
+  backend(device).attention_backward(problem, tensors);
+  return result;
+}
+
+Tensor attention_weights(const Tensor& q, const Tensor& k, const AttentionOptions& options,
+                         const WeightsSelection& selection) {
+  const AttentionProblem problem = check_attention("attention_weights", q, k, nullptr, options);
+  check(!options.mask.query_offsets.defined(),
+        "attention_weights: packed sequences are not supported; pass one sequence at a time");
+  check(selection.pool_rows >= 1 && selection.pool_keys >= 1,
+        "attention_weights: pool_rows and pool_keys must be at least 1, got {} and {}",
+        selection.pool_rows, selection.pool_keys);
+  AttentionWeights wanted;
+  const auto choose = [](const char* what, const std::vector<std::int64_t>& given,
+                         std::int64_t count) {
+    std::vector<std::int64_t> chosen = given;
+    if (chosen.empty()) {
+      chosen.resize(static_cast<std::size_t>(count));
+      std::iota(chosen.begin(), chosen.end(), 0);
+    }
+    for (const std::int64_t i : chosen) {
+      check(i >= 0 && i < count, "attention_weights: {} {} is out of range [0, {})", what, i,
+            count);
+    }
+    return chosen;
+  };
+  wanted.heads = choose("head", selection.heads, problem.heads);
+  wanted.rows = choose("row", selection.rows, problem.q.size(2));
+  wanted.pool_rows = selection.pool_rows;
+  wanted.pool_keys = selection.pool_keys;
+  const auto blocks = [](std::int64_t n, std::int64_t size) { return (n + size - 1) / size; };
+  wanted.weights = Tensor::zeros(
+      {problem.q.size(0), static_cast<std::int64_t>(wanted.heads.size()),
+       blocks(static_cast<std::int64_t>(wanted.rows.size()), wanted.pool_rows),
+       blocks(problem.k.size(2), wanted.pool_keys)},
+      {DType::f32, q.device()});
+  backend(q.device()).attention_weights(problem, wanted);
+  return wanted.weights;
+}
+
+}  // namespace qkv
