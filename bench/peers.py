@@ -2,9 +2,9 @@
 """Time `qkv bench attention` beside PyTorch and ONNX Runtime: same shapes, threads and run.
 
 All take turns: in each turn every contender is warmed up and timed for a moment, so that what else
-the machine does falls on all of them. Reported are medians over the turns (or, with --fastest, for a
-machine that others use too, the fastest runs). A ratio is our speed over the peer's: above 1, ours
-is faster.
+the machine does falls on all of them. Reported are medians over the turns (or, with --fastest, the
+fastest runs, for a machine that others use too). A ratio is our speed over the peer's: above 1,
+ours is faster.
 
 Peers that are not installed are left out. To have both:
     python3 -m venv peers && peers/bin/pip install torch onnxruntime onnx numpy
@@ -150,7 +150,8 @@ class OnnxRuntime:
                 call = build(case, kind)
                 ms = min(time_calls(call, 0.1))
             except Exception as error:  # an operator that this version lacks for this dtype
-                print(f"onnxruntime: {build.__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+                reason = str(error).splitlines()[0]
+                print(f"onnxruntime: {build.__name__}: {reason}", file=sys.stderr)
                 continue
             if best is None or ms < best[0]:
                 best = ms, call
@@ -167,7 +168,8 @@ class OnnxRuntime:
         helper = self.onnx.helper
 
         def info(name, dtype, shape):
-            return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
+            kind = helper.np_dtype_to_tensor_dtype(dtype)
+            return helper.make_tensor_value_info(name, kind, shape)
 
         some = next(iter(arrays.values())).dtype
         graph = helper.make_graph(
@@ -300,14 +302,16 @@ def print_table(rows, contenders, fastest):
                      f" {cell['ratio']:>6.2f}")
         print(line)
     versions = ", ".join(f"{peer.name} {peer.version}" for peer in peers) or "no peers"
-    print(f"\n{rows[0]['threads']} threads, target {rows[0]['qkv'].get('target', '?')}; {versions}; "
+    first = rows[0]
+    print(f"\n{first['threads']} threads, target {first['qkv'].get('target', '?')}; {versions}; "
           f"{'fastest runs' if fastest else 'medians'}; ratio: our speed over the peer's")
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--qkv", default=find_qkv(), help="the qkv command (default: build/bin/qkv)")
+    parser.add_argument("--qkv", default=find_qkv(),
+                        help="the qkv command (default: build/bin/qkv)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="for a peer in a turn")

@@ -1,12 +1,16 @@
 // qkv bench attention: ours, the plain three-step computation, and what the machine can do.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "bench_case.h"
 #include "command.h"
+#include "core/check.h"
 #include "progress.h"
 #include "qkv/cpu.h"
 #include "qkv/ops.h"
@@ -30,6 +34,7 @@ struct BenchOptions {
 struct BenchResult {
   Timings ours, baseline;  // baseline is empty when left out
   double peak_gflops = 0;
+  double difference = 0;  // between the two results, as a share of the largest value
 };
 
 struct Inputs {
@@ -47,6 +52,28 @@ Inputs draw_inputs(const BenchCase& bench) {
                 {}};
   if (bench.backward) inputs.dout = draw(bench.heads, bench.queries, bench.value_size);
   return inputs;
+}
+
+// The largest difference between two results, as a share of the largest value.
+double difference(const Tensor& ours, const Tensor& plain) {
+  const std::vector<float> a = to(ours, DType::f32).to_vector<float>();
+  const std::vector<float> b = plain.to_vector<float>();
+  double distance = 0, largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!std::isfinite(a[i])) return std::numeric_limits<double>::infinity();
+    distance = std::max(distance, std::abs(double{a[i]} - b[i]));
+    largest = std::max(largest, std::abs(double{b[i]}));
+  }
+  return largest > 0 ? distance / largest : distance;
+}
+
+// A time is worth nothing when the two computed different things.
+void check_difference(double apart, DType dtype) {
+  const double allowed = dtype == DType::f32 ? 1e-3 : 5e-2;
+  check(apart <= allowed,
+        "bench attention: ours and three-step differ by {:.2g} of the largest value; at most {:g} "
+        "is allowed for {}",
+        apart, allowed, dtype);
 }
 
 BenchResult run_bench(const BenchCase& bench, int repeat, bool with_baseline) {
@@ -83,7 +110,16 @@ BenchResult run_bench(const BenchCase& bench, int repeat, bool with_baseline) {
   timing.repeat = repeat;
   timing.progress = [&](int done, int total) { progress.update(done, total); };
   take_turns(contenders, timing);
-  return {ours.timings, baseline.timings, cpu_peak_gflops(bench.dtype)};
+  BenchResult result{ours.timings, baseline.timings, cpu_peak_gflops(bench.dtype)};
+  if (plain && bench.backward) {
+    result.difference =
+        std::max({difference(grads.dq, plain->dq()), difference(grads.dk, plain->dk()),
+                  difference(grads.dv, plain->dv())});
+  } else if (plain) {
+    result.difference = difference(forward.out, plain->out());
+  }
+  check_difference(result.difference, bench.dtype);
+  return result;
 }
 
 double gflops(const BenchCase& bench, const Timings& timings) {
@@ -112,6 +148,7 @@ nlohmann::ordered_json report(const BenchOptions& options, const BenchResult& re
   const bool compared = !result.baseline.empty();
   json["baseline_ms"] = compared ? nlohmann::ordered_json(result.baseline.median()) : nullptr;
   json["baseline_gflops"] = compared ? nlohmann::ordered_json(gflops(b, result.baseline)) : nullptr;
+  json["baseline_difference"] = compared ? nlohmann::ordered_json(result.difference) : nullptr;
   json["baseline_dtype"] = compared ? nlohmann::ordered_json("f32") : nullptr;
   return json;
 }

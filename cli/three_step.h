@@ -20,6 +20,8 @@ class ThreeStep {
 
   const Tensor& out() const { return out_; }
   const Tensor& dq() const { return dq_; }
+  const Tensor& dk() const { return dk_; }
+  const Tensor& dv() const { return dv_; }
 
  private:
   // One query head (or, for one query, all that share a key head) and its matrices.

@@ -118,10 +118,13 @@ std::string figures(const ScaleStudy& study) {
   Plot other = make_plot(rows, column_of("score_variance"), true);
   other.title = fmt::format("variance of a score, d_k = {}", rows.front().head_size);
   html += figure(other, true, "grows as s⁴, whatever the scale");
-  html += figure(plot("entropy_relative"), false, "1 is an average over all keys, 0 is one key");
+  html +=
+      figure(plot("score_magnitude"), true, "√d<sub>k</sub> without a scale, not d<sub>k</sub>");
   html += figure(plot("top_weight"), false, "of a row, on average");
+  html += figure(plot("entropy_relative"), false, "1 is an average over all keys, 0 is one key");
   html += figure(plot("saturation"), false, "one weight above 0.99");
-  html += figure(plot("gradient_scores"), true, "what the softmax lets through");
+  html += figure(plot("gradient_scores"), true, "what the softmax lets through, root mean square");
+  html += figure(plot("gradient_scores_median"), true, "what most rows see: half have less");
   html += figure(plot("gradient_q"), true, "root mean square norm per query");
   html += figure(plot("gradient_k"), true, "root mean square norm per key");
   return html + "</div>\n";
@@ -145,7 +148,7 @@ std::string table(const std::vector<ScaleStudyRow>& rows, const std::string& cap
                   bool by_variance) {
   std::string html = fmt::format(
       "<div class=\"scroll\"><table><caption>{}</caption>\n<thead><tr><th scope=\"col\">{}</th>"
-      "<th scope=\"col\">scale</th>",
+      "<th scope=\"col\" class=\"name\">scale</th>",
       caption, by_variance ? "s²" : "d<sub>k</sub>");
   for (const Column& column : kColumns) {
     html += fmt::format("<th scope=\"col\">{}</th>", pretty(column.title));

@@ -64,7 +64,7 @@ thead th { white-space: normal; vertical-align: bottom; font-weight: 600;
   border-bottom: 1px solid var(--muted); min-width: 5.2rem; }
 thead th:first-child { min-width: 0; }
 tr.first > * { border-top: 1px solid var(--rule); }
-td.name { text-align: left; }
+.name { text-align: left; }
 .expected { display: block; color: var(--muted); font-size: .92em; }
 td.off { color: var(--off); } td.off b { display: block; }
 .method p { max-width: 50rem; margin: 0 0 .8rem; }

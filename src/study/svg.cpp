@@ -68,6 +68,14 @@ std::string decade(int exponent) {
                      std::abs(exponent));
 }
 
+// Escaped, with d_k as people write it.
+std::string label_text(const std::string& text) {
+  std::string safe = escaped(text);
+  const std::string plain = "d_k", index = "d<tspan dy=\"3\" font-size=\"9\">k</tspan>";
+  const std::size_t at = safe.find(plain);
+  return at == std::string::npos ? safe : safe.replace(at, plain.size(), index);
+}
+
 std::string grid(const Plot& plot, const Axes& axes) {
   std::string svg;
   if (plot.log_y) {
@@ -98,7 +106,7 @@ std::string grid(const Plot& plot, const Axes& axes) {
       "<text class=\"label\" transform=\"translate(14 {6}) rotate(-90)\" text-anchor=\"middle\">"
       "{7}</text>\n",
       kLeft, kWidth - kRight, kHeight - kBottom, (kLeft + kWidth - kRight) / 2, kHeight - 10,
-      escaped(plot.x_label), middle, escaped(plot.y_label));
+      label_text(plot.x_label), middle, label_text(plot.y_label));
   return svg;
 }
 
