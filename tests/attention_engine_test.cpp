@@ -74,7 +74,8 @@ void check_engine(const AttentionEngine& engine, std::int64_t m, std::int64_t n,
   const std::int64_t stride = columns + 8;
   std::vector<float> c(static_cast<std::size_t>(room * stride), 0.5f);
   if (engine.begin != nullptr) engine.begin();
-  engine.multiply(a.data.data(), a.stride, packed.data(), c.data(), stride, size, accumulate);
+  engine.multiply(a.data.data(), a.stride, {packed.data(), n, k}, c.data(), stride, size,
+                  accumulate);
   if (engine.end != nullptr) engine.end();
   expect_product(a, b, transposed, accumulate ? 0.5f : 0.0f, c, stride);
 }

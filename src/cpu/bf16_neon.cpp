@@ -51,10 +51,11 @@ using Block = void (*)(const bf16*, const bf16*, std::int64_t, float*, std::int6
 constexpr Block kBlocks[kMostPairs] = {multiply_block<1>, multiply_block<2>, multiply_block<3>,
                                        multiply_block<4>, multiply_block<5>, multiply_block<6>};
 
-void multiply(const void* a, std::int64_t a_stride, const void* packed, float* c,
+void multiply(const void* a, std::int64_t a_stride, const PackedOperand& b, float* c,
               std::int64_t c_stride, const TileExtents& size, bool accumulate) {
-  const auto* b = static_cast<const bf16*>(packed);
-  const std::int64_t depth = round_up8(size.depth), pairs = (size.rows + 1) / 2;
+  const auto* panels = static_cast<const bf16*>(b.data);
+  const std::int64_t depth = round_up8(size.depth), panel = kColumns * round_up8(b.depth);
+  const std::int64_t pairs = (size.rows + 1) / 2;
   const std::int64_t blocks = (pairs + kMostPairs - 1) / kMostPairs;
   bf16 cells[2 * kMostPairs * kDepthAtOnce];
   std::int64_t done = 0;
@@ -66,9 +67,10 @@ void multiply(const void* a, std::int64_t a_stride, const void* packed, float* c
       for (std::int64_t i = 0; i < count; ++i, rows += 2 * a_stride) {
         pack_pair(rows, rows + a_stride, here, cells + i * 2 * here, 8);
       }
-      for (std::int64_t j = 0; j < size.columns; j += kColumns) {
-        kBlocks[count - 1](cells, b + j * depth + k * kColumns, here, c + 2 * done * c_stride + j,
-                           c_stride, accumulate || k > 0);
+      const bf16* from = panels + k * kColumns;
+      for (std::int64_t j = 0; j < size.columns; j += kColumns, from += panel) {
+        kBlocks[count - 1](cells, from, here, c + 2 * done * c_stride + j, c_stride,
+                           accumulate || k > 0);
       }
     }
     done += count;
