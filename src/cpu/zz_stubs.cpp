@@ -2,7 +2,6 @@
 #include "cpu/attention_engine.h"
 namespace qkv::cpu {
 void softmax(const Tensor&, Tensor&) {}
-void attention_backward(const AttentionProblem&, const AttentionBackward&) {}
 const AttentionEngine* amx_engine(){return nullptr;}
 const AttentionEngine* avx512_bf16_engine(){return nullptr;}
 }
