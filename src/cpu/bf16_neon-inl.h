@@ -1,5 +1,5 @@
-// Words for writing products of bf16 with BFMMLA: cells, zips, blocks of sums. Included by the files
-// that are compiled for these instructions and by no other.
+// Words for writing products of bf16 with BFMMLA: cells, zips, blocks of sums. Included by the
+// files that are compiled for these instructions and by no other.
 //
 // BFMMLA multiplies 2x4 by 4x2. Both operands hold two rows of four along the reduction: a cell
 // [x0: k0..k3 | x1: k0..k3]. Subnormal bf16 count as zero, and products are rounded to odd before
@@ -26,7 +26,8 @@ template <int kCount, class Body>
 QKV_INLINE void unrolled(Body body) {
   [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
     (body(std::integral_constant<int, i>()), ...);
-  }(std::make_integer_sequence<int, kCount>());
+  }
+  (std::make_integer_sequence<int, kCount>());
 }
 
 QKV_INLINE Cell zero() { return vreinterpretq_bf16_u16(vdupq_n_u16(0)); }

@@ -16,7 +16,7 @@ using Left = DecodeEngine::Left;
 using Right = DecodeEngine::Right;
 
 constexpr std::int64_t kKeysAtOnce = 8;
-constexpr std::int64_t kKeysAhead = 16;   // of scores: two blocks, a trip to DRAM
+constexpr std::int64_t kKeysAhead = 16;    // of scores: two blocks, a trip to DRAM
 constexpr std::int64_t kKeysInCache = 64;  // of values: rows walked column by column
 
 // May point past the end of the keys: a prefetch never faults.

@@ -24,7 +24,7 @@ struct DecodeEngine {
     std::int64_t stride, rows, columns;  // keys by head size
   };
 
-  void (*scores)(const Left& q, const Right& keys, float* c, std::int64_t c_stride);   // = q k^T
+  void (*scores)(const Left& q, const Right& keys, float* c, std::int64_t c_stride);    // = q k^T
   void (*values)(const Left& p, const Right& values, float* c, std::int64_t c_stride);  // += p v
 };
 

@@ -52,7 +52,8 @@ template <int kCount, class Body>
 HWY_INLINE void unrolled(Body body) {
   [&]<int... i>(std::integer_sequence<int, i...>) HWY_ATTR __attribute__((always_inline)) {
     (body(std::integral_constant<int, i>()), ...);
-  }(std::make_integer_sequence<int, kCount>());
+  }
+  (std::make_integer_sequence<int, kCount>());
 }
 
 // Multiplies by lane: a register of A serves four products per vector of B, and no element is
@@ -70,9 +71,8 @@ HWY_NOINLINE void multiply_registers(const Left& a, const Right& b, const Produc
       unrolled<4>([&](auto lane) HWY_ATTR {
         unrolled<kVectors>([&](auto v) HWY_ATTR {
           const float32x4_t y = vld1q_f32(right + 4 * v);
-          unrolled<kRows>([&](auto i) HWY_ATTR {
-            sum[i][v] = vfmaq_laneq_f32(sum[i][v], y, x[i], lane);
-          });
+          unrolled<kRows>([&](auto i)
+                              HWY_ATTR { sum[i][v] = vfmaq_laneq_f32(sum[i][v], y, x[i], lane); });
         });
         right += b.row;
       });
@@ -82,18 +82,16 @@ HWY_NOINLINE void multiply_registers(const Left& a, const Right& b, const Produc
       const float32x4_t x = vld1q_f32(left);
       unrolled<kVectors>([&](auto v) HWY_ATTR {
         const float32x4_t y = vld1q_f32(right + 4 * v);
-        unrolled<kRows>([&](auto i) HWY_ATTR {
-          sum[i][v] = vfmaq_laneq_f32(sum[i][v], y, x, i % 4);
-        });
+        unrolled<kRows>([&](auto i)
+                            HWY_ATTR { sum[i][v] = vfmaq_laneq_f32(sum[i][v], y, x, i % 4); });
       });
     }
   }
   for (; k < depth; ++k, left += a.step, right += b.row) {
     unrolled<kVectors>([&](auto v) HWY_ATTR {
       const float32x4_t y = vld1q_f32(right + 4 * v);
-      unrolled<kRows>([&](auto i) HWY_ATTR {
-        sum[i][v] = vfmaq_n_f32(sum[i][v], y, left[i * a.row]);
-      });
+      unrolled<kRows>([&](auto i)
+                          HWY_ATTR { sum[i][v] = vfmaq_n_f32(sum[i][v], y, left[i * a.row]); });
     });
   }
   unrolled<kRows>([&](auto i) HWY_ATTR {
@@ -114,27 +112,27 @@ HWY_INLINE void multiply_registers(const Left& a, const Right& b, const Product&
   using V = hn::Vec<decltype(d)>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   V sum[kRows][kVectors];
-  HWY_UNROLL(kRows)
+  HWY_UNROLL(8)
   for (int i = 0; i < kRows; ++i) {
-    HWY_UNROLL(kVectors)
+    HWY_UNROLL(4)
     for (int v = 0; v < kVectors; ++v) {
       sum[i][v] = c.accumulate ? hn::LoadU(d, c.data + i * c.row + v * lanes) : hn::Zero(d);
     }
   }
   for (std::int64_t k = 0; k < depth; ++k) {
     V right[kVectors];
-    HWY_UNROLL(kVectors)
+    HWY_UNROLL(4)
     for (int v = 0; v < kVectors; ++v) right[v] = hn::LoadU(d, b.data + k * b.row + v * lanes);
-    HWY_UNROLL(kRows)
+    HWY_UNROLL(8)
     for (int i = 0; i < kRows; ++i) {
       const V left = hn::Set(d, a.data[i * a.row + k * a.step]);
-      HWY_UNROLL(kVectors)
+      HWY_UNROLL(4)
       for (int v = 0; v < kVectors; ++v) sum[i][v] = hn::MulAdd(left, right[v], sum[i][v]);
     }
   }
-  HWY_UNROLL(kRows)
+  HWY_UNROLL(8)
   for (int i = 0; i < kRows; ++i) {
-    HWY_UNROLL(kVectors)
+    HWY_UNROLL(4)
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[i][v], d, c.data + i * c.row + v * lanes);
   }
 }
