@@ -15,3 +15,9 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   set_source_files_properties(src/cpu/bf16_neon.cpp src/cpu/bf16_neon_decode.cpp PROPERTIES
     COMPILE_OPTIONS -march=armv8.2-a+bf16)
 endif()
+
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC 12 warns about the undefined operand inside its own AVX-512 intrinsics.
+  set_source_files_properties(src/cpu/bf16_x86.cpp src/cpu/engine_f32.cpp PROPERTIES
+    COMPILE_OPTIONS -Wno-maybe-uninitialized)
+endif()

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "core/dispatch.h"
 #include "core/threads.h"
 #include "cpu/attention_mask.h"
 #include "cpu/attention_plan.h"
