@@ -75,11 +75,13 @@ class CpuBackend final : public Backend {
       dispatch_all(to.dtype(), [&]<class To>() {
         for_each_run<From, To>(from, to, [](const From* a, To* b, std::int64_t count,
                                             std::int64_t sa, std::int64_t sb) {
-          if (std::is_same_v<From, To> && sa == 1 && sb == 1) {
-            std::memcpy(b, a, static_cast<std::size_t>(count) * sizeof(To));
-          } else {
-            for (std::int64_t i = 0; i < count; ++i) b[i * sb] = convert<To>(a[i * sa]);
+          if constexpr (std::is_same_v<From, To>) {
+            if (sa == 1 && sb == 1) {
+              std::memcpy(b, a, static_cast<std::size_t>(count) * sizeof(To));
+              return;
+            }
           }
+          for (std::int64_t i = 0; i < count; ++i) b[i * sb] = convert<To>(a[i * sa]);
         });
       });
     });
