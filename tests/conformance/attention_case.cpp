@@ -30,7 +30,7 @@ Tensor split_heads(const Case& c, const Tensor& x, const char* attribute) {
   if (x.rank() != 3) return x;
   const std::int64_t heads = c.integer(attribute, 0);
   if (heads < 1 || x.size(2) % heads != 0) {
-    throw qkv::Error("Attention: " + std::string(attribute) + " does not divide the last axis of " +
+    throw qkv::Error(std::string("Attention: ") + attribute + " does not divide the last axis of " +
                      to_string(x.shape()));
   }
   const std::int64_t size = x.size(2) / heads;

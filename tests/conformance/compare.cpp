@@ -49,8 +49,8 @@ std::vector<double> values_of(const qkv::Tensor& x) {
 
 std::string difference(const qkv::Tensor& got, const qkv::Tensor& expected) {
   if (got.dtype() != expected.dtype() || !(got.shape() == expected.shape())) {
-    return "is " + to_string(got.dtype()) + " " + to_string(got.shape()) + ", expected " +
-           to_string(expected.dtype()) + " " + to_string(expected.shape());
+    return std::string("is ") + to_string(got.dtype()) + " " + to_string(got.shape()) +
+           ", expected " + to_string(expected.dtype()) + " " + to_string(expected.shape());
   }
   const std::vector<double> a = values_of(got), b = values_of(expected);
   double largest = 1;
