@@ -89,7 +89,8 @@ class Block {
     for (std::int64_t tile = reach.begin / engine_.tile_keys;
          tile * engine_.tile_keys < reach.end; ++tile) {
       const std::int64_t first = tile * engine_.tile_keys;
-      const std::int64_t count = std::min(engine_.tile_keys, sequence_.k_visible - first);
+      // Keys past the reach of the block are not computed: half a tile on a causal diagonal.
+      const std::int64_t count = std::min(engine_.tile_keys, reach.end - first);
       const TileKind kind = job_.mask.classify(first, first + count);
       if (kind != TileKind::hidden) run_tile(tile, first, count, kind);
     }
@@ -120,7 +121,8 @@ class Block {
   void run_tile(std::int64_t tile, std::int64_t first, std::int64_t count, TileKind kind) {
     const std::int64_t stride = engine_.tile_keys;
     engine_.multiply(queries_.get(), q_stride_,
-                     {job_.packed.keys + tile * job_.packed.key_bytes, engine_.tile_keys},
+                     {job_.packed.keys + tile * job_.packed.key_bytes, engine_.tile_keys,
+                      problem_.head_size},
                      scores_.get(), stride, {job_.count, count, problem_.head_size}, false);
     TileScores scores{.scores = scores_.get(),
                       .narrow = is_bf16() ? narrow_.get() : nullptr,
@@ -141,8 +143,8 @@ class Block {
       add_values_one_by_one(scores);
     } else {
       const void* weights = is_bf16() ? static_cast<const void*>(narrow_.get()) : scores_.get();
-      engine_.multiply(weights, stride, {values, problem_.value_size}, sums_.get(), o_stride_,
-                       {job_.count, problem_.value_size, count}, true);
+      engine_.multiply(weights, stride, {values, problem_.value_size, engine_.tile_keys},
+                       sums_.get(), o_stride_, {job_.count, problem_.value_size, count}, true);
     }
   }
 

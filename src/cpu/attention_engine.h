@@ -13,10 +13,10 @@ struct TileExtents {
   std::int64_t rows, columns, depth;
 };
 
-// B as an engine packed it, with the number of columns it was packed with; a product may use fewer.
+// B as an engine packed it, with the extents it was packed with; a product may use fewer.
 struct PackedOperand {
   const void* data;
-  std::int64_t columns;
+  std::int64_t columns, depth;
 };
 
 struct AttentionEngine {
