@@ -53,6 +53,10 @@ HWY_INLINE auto load_wide(const T* from) {
   const hn::ScalableTag<float> d;
   if constexpr (std::is_same_v<T, float>) {
     return hn::LoadU(d, from);
+  } else if constexpr (std::is_same_v<T, f16> && !kHalfByInstruction) {
+    HWY_ALIGN float wide[hn::MaxLanes(d)];
+    for (std::size_t i = 0; i < hn::Lanes(d); ++i) wide[i] = static_cast<float>(from[i]);
+    return hn::Load(d, wide);
   } else {
     using Lane = std::conditional_t<std::is_same_v<T, bf16>, hwy::bfloat16_t, hwy::float16_t>;
     const hn::Rebind<Lane, decltype(d)> narrow;
