@@ -2,13 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace qkv {
 
 // A borrowed callable: void(std::int64_t index). Cheaper than std::function; lives for the call.
 class LoopBody {
  public:
+  // Not for a LoopBody: that is a copy, not a body to borrow (the borrowed one would dangle).
   template <class F>
+    requires(!std::is_same_v<F, LoopBody>)
   LoopBody(F& body)  // NOLINT: implicit by design
       : object_(&body), call_([](void* object, std::int64_t i) { (*static_cast<F*>(object))(i); }) {}
   void operator()(std::int64_t index) const { call_(object_, index); }
