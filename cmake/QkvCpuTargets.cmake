@@ -6,3 +6,10 @@
 # has multiply-by-lane, which a tile product is made of).
 target_compile_definitions(qkv PRIVATE
   HWY_DISABLED_TARGETS=\(HWY_SSSE3|HWY_AVX3_DL|HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128\))
+
+# The AVX-512 headers of GCC 12 initialise a variable with itself on purpose and are warned about
+# for it, in whatever file they are inlined (GCC bug 105593).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  set_source_files_properties(src/cpu/engine_x86_bf16.cpp PROPERTIES
+                              COMPILE_OPTIONS -Wno-maybe-uninitialized)
+endif()
