@@ -4,11 +4,6 @@ include(CMakePackageConfigHelpers)
 set(qkv_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/qkv)
 
 install(TARGETS qkv EXPORT qkv-targets)
-if(TARGET qkv_cli)
-  install(TARGETS qkv_cli)
-  # A shared libqkv is found beside the command, wherever both were put.
-  set_target_properties(qkv_cli PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
-endif()
 install(DIRECTORY include/qkv TYPE INCLUDE FILES_MATCHING PATTERN "*.h")
 install(FILES LICENSE TYPE DOC)
 
