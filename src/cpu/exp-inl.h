@@ -27,17 +27,16 @@ HWY_INLINE V exp2_fast(D d, V x) {
   const V c3 = hn::Set(d, 0.05550733581185341f), c4 = hn::Set(d, 0.009671512991189957f);
   const V c5 = hn::Set(d, 0.001326472731307149f), one = hn::Set(d, 1.0f);
 #if HWY_TARGET == HWY_AVX3
-  // VSCALEF multiplies by 2^k and saturates to 0; two instructions fewer than building 2^k.
-  const V t = max_keeping_nan(hn::Set(d, -200.0f), x);
-  const V k = V{_mm512_roundscale_ps(t.raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-  const V f = hn::Sub(t, k);
+  // VSCALEF multiplies by 2^k: two instructions fewer than building 2^k. What would be subnormal is
+  // flushed: far below any rounding error, and slow to multiply.
+  const V k = V{_mm512_roundscale_ps(x.raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  const V f = hn::Sub(x, k);
   V p = hn::MulAdd(c5, f, c4);
   p = hn::MulAdd(p, f, c3);
   p = hn::MulAdd(p, f, c2);
   p = hn::MulAdd(p, f, c1);
   p = hn::MulAdd(p, f, one);
-  // Subnormal weights would be slow to multiply and are far below any rounding error: flush them.
-  const __mmask16 normal = _mm512_cmp_ps_mask(t.raw, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  const __mmask16 normal = _mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   return V{_mm512_maskz_scalef_ps(normal, p.raw, k.raw)};
 #else
   // Adding 1.5 * 2^23 rounds t to an integer k in the low bits; shifted up they are 2^k.
