@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -43,10 +44,11 @@ void for_each_target(F&& body) {
   }
 }
 
-// The rule: max |ours - exact| <= 2 * max |plain - exact| + 1e-6. Where the exact value is not
-// finite, ours must be the same infinity, or NaN as well.
+// The rule: max |ours - exact| <= 2 * max |plain - exact| + 1e-6.
+double limit_of(const std::vector<double>& exact, const std::vector<double>& plain);
+// Where the exact value is not finite, ours must be the same infinity, or NaN as well.
 void expect_close(const std::string& what, const Tensor& ours, const std::vector<double>& exact,
-                  const std::vector<double>& plain);
+                  double limit);
 // Every bit of every element.
 void expect_same_bits(const std::string& what, const Tensor& a, const Tensor& b);
 
@@ -71,3 +73,10 @@ inline std::string dtype_name(const ::testing::TestParamInfo<DType>& info) {
 class AttentionByDType : public ::testing::TestWithParam<DType> {};
 
 }  // namespace qkv::test
+
+namespace qkv {
+
+// How GoogleTest shows a parameter.
+inline void PrintTo(DType dtype, std::ostream* out) { *out << to_string(dtype); }
+
+}  // namespace qkv

@@ -1,5 +1,6 @@
 #include "support/attention_reference.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
@@ -61,9 +62,13 @@ void set_bias(const Bias& bias, ReferenceProblem& p) {
   }
   if (bias.table.defined()) {
     p.table = values_of(bias.table);
-    p.buckets = bias.table.size(0);
-    p.bidirectional = bias.bidirectional;
-    p.max_distance = bias.max_distance;
+    for (const ReferenceSequence& s : p.sequences) {
+      p.farthest = std::max(p.farthest, s.q_rows + s.k_rows + std::abs(s.offset));
+    }
+    for (std::int64_t relative = -p.farthest; relative <= p.farthest; ++relative) {
+      p.bucket_at.push_back(
+          t5_bucket(relative, bias.table.size(0), bias.bidirectional, bias.max_distance));
+    }
   }
 }
 
@@ -146,8 +151,12 @@ double bias_of(const ReferenceProblem& p, std::int64_t b, std::int64_t h, std::i
     return -p.slopes.values[p.slopes.index(b, h, 0, 0)] * static_cast<double>(std::abs(relative));
   }
   if (p.table.empty()) return 0;
-  const std::int64_t bucket = t5_bucket(relative, p.buckets, p.bidirectional, p.max_distance);
-  return p.table[static_cast<std::size_t>(bucket * p.heads + h)];
+  return p.table[static_cast<std::size_t>(bucket_of(p, b, i, j) * p.heads + h)];
+}
+
+std::int64_t bucket_of(const ReferenceProblem& p, std::int64_t b, std::int64_t i, std::int64_t j) {
+  const std::int64_t relative = j - (i + p.sequences[static_cast<std::size_t>(b)].offset);
+  return p.bucket_at[static_cast<std::size_t>(relative + p.farthest)];
 }
 
 bool kept_by_dropout(const ReferenceProblem& p, std::int64_t b, std::int64_t h, std::int64_t i,

@@ -54,8 +54,9 @@ struct ReferenceProblem {
   std::vector<double> global{};           // [B, Sk]
   std::vector<double> table{};            // [buckets, H]
   std::vector<double> sinks{};            // [H]
-  std::int64_t buckets = 0, max_distance = 128;
-  bool bidirectional = true;
+  // t5_bucket of each relative position from -farthest to farthest.
+  std::vector<std::int64_t> bucket_at{};
+  std::int64_t farthest = 0;
   double scale = 1, softcap = 0, dropout = 0;
   std::uint64_t seed = 0;
 
@@ -74,6 +75,8 @@ double bias_of(const ReferenceProblem& p, std::int64_t b, std::int64_t h, std::i
                std::int64_t j);
 bool kept_by_dropout(const ReferenceProblem& p, std::int64_t b, std::int64_t h, std::int64_t i,
                      std::int64_t j);
+// The row of the table for a pair.
+std::int64_t bucket_of(const ReferenceProblem& p, std::int64_t b, std::int64_t i, std::int64_t j);
 // T5's rule, from the integers up: what relative_bucket must return.
 std::int64_t t5_bucket(std::int64_t relative, std::int64_t buckets, bool bidirectional,
                        std::int64_t max_distance);
