@@ -9,13 +9,17 @@ namespace qkv {
 class LoopBody {
  public:
   template <class F>
-  LoopBody(F& body)  // NOLINT: implicit by design
-      : object_(&body), call_([](void* object, std::int64_t i) { (*static_cast<F*>(object))(i); }) {}
+  static LoopBody of(F& body) {
+    return {&body, [](void* object, std::int64_t i) { (*static_cast<F*>(object))(i); }};
+  }
   void operator()(std::int64_t index) const { call_(object_, index); }
 
  private:
+  using Call = void (*)(void*, std::int64_t);
+  LoopBody(void* object, Call call) : object_(object), call_(call) {}
+
   void* object_;
-  void (*call_)(void*, std::int64_t);
+  Call call_;
 };
 
 void run_loop(std::int64_t count, LoopBody body);
@@ -25,7 +29,7 @@ void run_loop(std::int64_t count, LoopBody body);
 // to disjoint memory; which thread runs an index never changes a result.
 template <class F>
 void parallel_for(std::int64_t count, F&& body) {
-  run_loop(count, LoopBody(body));
+  run_loop(count, LoopBody::of(body));
 }
 
 }  // namespace qkv

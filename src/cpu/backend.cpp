@@ -1,7 +1,7 @@
 #include "cpu/backend.h"
 
+#include <algorithm>
 #include <cstdlib>
-#include <cstring>
 
 #include "core/check.h"
 #include "core/dispatch.h"
@@ -75,8 +75,8 @@ class CpuBackend final : public Backend {
       dispatch_all(to.dtype(), [&]<class To>() {
         for_each_run<From, To>(from, to, [](const From* a, To* b, std::int64_t count,
                                             std::int64_t sa, std::int64_t sb) {
-          if (std::is_same_v<From, To> && sa == 1 && sb == 1) {
-            std::memcpy(b, a, static_cast<std::size_t>(count) * sizeof(To));
+          if (sa == 1 && sb == 1) {
+            std::transform(a, a + count, b, convert<To, From>);
           } else {
             for (std::int64_t i = 0; i < count; ++i) b[i * sb] = convert<To>(a[i * sa]);
           }

@@ -1,0 +1,245 @@
+// Backward: each chunk of keys of a (sequence, key head) is a task that recomputes its tiles and
+// owns dK and dV there; dQ is summed over chunks in their order. The number of chunks depends on
+// shapes alone, so the bits do not depend on threads.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/threads.h"
+#include "cpu/attention_engine.h"
+#include "cpu/attention_gradient.h"
+#include "cpu/kernels.h"
+
+namespace qkv::cpu {
+namespace {
+
+// Enough tasks to keep the threads of a large machine busy; more would only mean more parts of dQ.
+constexpr std::int64_t kTasks = 32;
+
+std::int64_t blocks(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
+
+class Backward {
+ public:
+  Backward(const AttentionProblem& problem, const AttentionBackward& tensors)
+      : problem_(problem),
+        tensors_(tensors),
+        products_(tensors.lse.numel()),
+        in_{problem, tensors, products_.get()} {}
+
+  void run() {
+    const auto sequences = static_cast<std::int64_t>(problem_.sequences.size());
+    parallel_for(sequences * problem_.heads, [&](std::int64_t at) {
+      row_products(problem_, tensors_, at / problem_.heads, at % problem_.heads, products_.get());
+    });
+    plan();
+    parallel_for(static_cast<std::int64_t>(chunks_.size()), [&](std::int64_t at) {
+      run_gradient_chunk(in_, chunks_[at]);
+    });
+    parallel_for(sequences * problem_.heads, [&](std::int64_t at) {
+      store_queries(at / problem_.heads, at % problem_.heads);
+    });
+    zero_hidden_keys();
+    if (tensors_.dbias.defined()) bias_gradient();
+    if (tensors_.dslopes.defined() || tensors_.dtable.defined()) diagonal_gradient();
+    if (tensors_.dsinks.defined()) sink_gradient();
+  }
+
+ private:
+  // The chunks of a sequence: the same number for each of its key heads.
+  void plan() {
+    const auto pairs = static_cast<std::int64_t>(problem_.sequences.size()) * problem_.key_heads;
+    const bool diagonal = tensors_.dslopes.defined() || tensors_.dtable.defined();
+    std::int64_t dq_size = 0, diagonal_size = 0;
+    for (const AttentionSequence& s : problem_.sequences) {
+      const std::int64_t tiles = blocks(s.k_visible, kGradientKeys);
+      const std::int64_t count =
+          tiles == 0 ? 0 : std::clamp<std::int64_t>(blocks(kTasks, std::max<std::int64_t>(pairs, 1)), 1, tiles);
+      const std::int64_t step = count == 0 ? 1 : blocks(tiles, count);
+      parts_.push_back(count == 0 ? 0 : blocks(tiles, step));
+      steps_.push_back(step * kGradientKeys);
+      dq_at_.push_back(dq_size);
+      diagonal_at_.push_back(diagonal_size);
+      dq_size += parts_.back() * problem_.heads * s.q_rows * problem_.head_size;
+      diagonal_size += parts_.back() * problem_.heads * std::max<std::int64_t>(s.q_rows + s.k_rows - 1, 0);
+    }
+    dq_ = Scratch<float>(std::max<std::int64_t>(dq_size, 1));
+    if (diagonal) {
+      diagonals_ = Scratch<float>(std::max<std::int64_t>(diagonal_size, 1));
+      std::fill_n(diagonals_.get(), diagonal_size, 0.0f);
+    }
+    for (std::size_t b = 0; b < problem_.sequences.size(); ++b) add_chunks(static_cast<std::int64_t>(b));
+  }
+
+  void add_chunks(std::int64_t b) {
+    const AttentionSequence& s = problem_.sequences[b];
+    for (std::int64_t key_head = 0; key_head < problem_.key_heads; ++key_head) {
+      for (std::int64_t part = 0; part < parts_[b]; ++part) {
+        const std::int64_t first = part * steps_[b];
+        const std::int64_t head = key_head * problem_.group();
+        GradientChunk chunk{b, key_head, first, std::min(steps_[b], s.k_visible - first),
+                            dq_part(b, head, part), nullptr};
+        if (diagonals_.get() != nullptr) chunk.diagonals = diagonal_part(b, head, part);
+        chunks_.push_back(chunk);
+      }
+    }
+  }
+
+  // Parts are outermost, so that a chunk's heads lie together.
+  float* dq_part(std::int64_t b, std::int64_t head, std::int64_t part) const {
+    const std::int64_t per_head = problem_.sequences[b].q_rows * problem_.head_size;
+    return dq_.get() + dq_at_[b] + (part * problem_.heads + head) * per_head;
+  }
+  float* diagonal_part(std::int64_t b, std::int64_t head, std::int64_t part) const {
+    const AttentionSequence& s = problem_.sequences[b];
+    return diagonals_.get() + diagonal_at_[b] +
+           (part * problem_.heads + head) * (s.q_rows + s.k_rows - 1);
+  }
+
+  void store_queries(std::int64_t b, std::int64_t head) const {
+    const AttentionSequence& s = problem_.sequences[b];
+    const Rows to = rows_of(tensors_.dq, s.q_batch, head, s.q_start);
+    const std::int64_t size = problem_.head_size;
+    if (parts_[b] == 0) {
+      const Scratch<float> zeros(s.q_rows * size);
+      std::fill_n(zeros.get(), s.q_rows * size, 0.0f);
+      return store_gradient(zeros.get(), 1, 0, s.q_rows, size, 1, to);
+    }
+    store_gradient(dq_part(b, head, 0), parts_[b], problem_.heads * s.q_rows * size, s.q_rows,
+                   size, problem_.scale, to);
+  }
+
+  // Keys beyond a sequence's length belong to no chunk.
+  void zero_hidden_keys() const {
+    for (const AttentionSequence& s : problem_.sequences) {
+      const std::int64_t hidden = s.k_rows - s.k_visible;
+      if (hidden == 0) continue;
+      const Scratch<float> zeros(hidden * std::max(problem_.head_size, problem_.value_size));
+      std::fill_n(zeros.get(), hidden * std::max(problem_.head_size, problem_.value_size), 0.0f);
+      for (std::int64_t key_head = 0; key_head < problem_.key_heads; ++key_head) {
+        const std::int64_t row = s.k_start + s.k_visible;
+        store_gradient(zeros.get(), 1, 0, hidden, problem_.head_size, 1,
+                       rows_of(tensors_.dk, s.k_batch, key_head, row));
+        store_gradient(zeros.get(), 1, 0, hidden, problem_.value_size, 1,
+                       rows_of(tensors_.dv, s.k_batch, key_head, row));
+      }
+    }
+  }
+
+  // Tasks own disjoint parts of dbias and add to them in a fixed order: one task per extent that
+  // is not summed over.
+  void bias_gradient() const {
+    const Tensor& to = tensors_.dbias;
+    const std::int64_t rows = problem_.q.size(2), keys = problem_.k.size(2);
+    const std::int64_t row_blocks = blocks(rows, kGradientRows);
+    const std::int64_t key_blocks = blocks(keys, kGradientKeys);
+    const std::int64_t own_rows = to.size(2) == 1 ? 1 : row_blocks;
+    const std::int64_t own_keys = to.size(3) == 1 ? 1 : key_blocks;
+    const std::int64_t tasks = to.size(0) * to.size(1) * own_rows * own_keys;
+    parallel_for(tasks, [&](std::int64_t task) {
+      const auto range = [](bool summed, std::int64_t own, std::int64_t count) {
+        return summed ? KeyInterval{0, count} : KeyInterval{own, own + 1};
+      };
+      std::int64_t rest = task;
+      const KeyInterval key_range = range(own_keys == 1, rest % own_keys, key_blocks);
+      rest /= own_keys;
+      const KeyInterval row_range = range(own_rows == 1, rest % own_rows, row_blocks);
+      rest /= own_rows;
+      const KeyInterval head_range = range(to.size(1) == 1, rest % to.size(1), problem_.heads);
+      rest /= to.size(1);
+      const KeyInterval batch_range = range(to.size(0) == 1, rest, problem_.q.size(0));
+      for (std::int64_t b = batch_range.begin; b < batch_range.end; ++b) {
+        BlockMask mask(problem_, b);
+        for (std::int64_t head = head_range.begin; head < head_range.end; ++head) {
+          for (std::int64_t i = row_range.begin; i < row_range.end; ++i) {
+            for (std::int64_t j = key_range.begin; j < key_range.end; ++j) {
+              add_bias_tile(b, head, i, j, mask);
+            }
+          }
+        }
+      }
+    });
+  }
+  void add_bias_tile(std::int64_t b, std::int64_t head, std::int64_t row_block,
+                     std::int64_t key_block, BlockMask& mask) const {
+    const AttentionSequence& s = problem_.sequences[b];
+    const std::int64_t row = row_block * kGradientRows, key = key_block * kGradientKeys;
+    if (key >= s.k_visible || row >= s.q_rows) return;
+    add_bias_gradient(in_,
+                      {b, head, row, std::min(kGradientRows, s.q_rows - row), key,
+                       std::min(kGradientKeys, s.k_visible - key)},
+                      mask);
+  }
+
+  // d slope = -sum of ds |j - (i + o)|; d table[bucket] = sum of ds over the bucket's diagonals.
+  void diagonal_gradient() const {
+    std::vector<double> table(static_cast<std::size_t>(tensors_.dtable.defined() ? tensors_.dtable.numel() : 0));
+    const Tensor& slopes = tensors_.dslopes;
+    std::vector<double> by_slope(static_cast<std::size_t>(slopes.defined() ? slopes.numel() : 0));
+    for (std::size_t b = 0; b < problem_.sequences.size(); ++b) {
+      const auto sequence = static_cast<std::int64_t>(b);
+      const DiagonalBias diagonal(problem_, sequence, 0);
+      if (!diagonal.defined()) continue;
+      for (std::int64_t part = 0; part < parts_[b]; ++part) {
+        for (std::int64_t head = 0; head < problem_.heads; ++head) {
+          const float* sums = diagonal_part(sequence, head, part);
+          for (std::int64_t t = 0; t < diagonal.diagonals(); ++t) {
+            if (tensors_.dtable.defined()) {
+              table[diagonal.bucket(t) * problem_.heads + head] += sums[t];
+            } else {
+              const std::int64_t row = slopes.size(0) == 1 ? 0 : sequence;
+              by_slope[row * problem_.heads + head] -=
+                  double{sums[t]} * static_cast<double>(std::abs(diagonal.relative(t)));
+            }
+          }
+        }
+      }
+    }
+    if (tensors_.dtable.defined()) {
+      std::copy(table.begin(), table.end(), tensors_.dtable.data<float>());
+    } else {
+      std::copy(by_slope.begin(), by_slope.end(), slopes.data<float>());
+    }
+  }
+
+  // p_sink = exp(sink - lse) takes part in every weight: d lse / d sink = p_sink.
+  void sink_gradient() const {
+    const float* lse = tensors_.lse.data<float>();
+    for (std::int64_t head = 0; head < problem_.heads; ++head) {
+      const double sink = problem_.sinks.data<float>()[head];
+      double sum = 0;
+      for (std::size_t b = 0; b < problem_.sequences.size(); ++b) {
+        const std::int64_t base = lse_index(problem_, tensors_, static_cast<std::int64_t>(b), head);
+        for (std::int64_t i = 0; i < problem_.sequences[b].q_rows; ++i) {
+          const std::int64_t at = base + i;
+          if (lse[at] == -std::numeric_limits<float>::infinity()) continue;
+          double change = -products_[at];
+          if (tensors_.dlse.defined()) change += tensors_.dlse.data<float>()[at];
+          if (tensors_.dentropy.defined()) {
+            const double mean_score = double{lse[at]} - tensors_.entropy.data<float>()[at];
+            change += tensors_.dentropy.data<float>()[at] * (1 + mean_score);
+          }
+          sum += std::exp(sink - lse[at]) * change;
+        }
+      }
+      tensors_.dsinks.data<float>()[head] = static_cast<float>(sum);
+    }
+  }
+
+  const AttentionProblem& problem_;
+  const AttentionBackward& tensors_;
+  Scratch<float> products_;
+  GradientInputs in_;
+  std::vector<std::int64_t> parts_, steps_, dq_at_, diagonal_at_;  // per sequence
+  std::vector<GradientChunk> chunks_;
+  Scratch<float> dq_, diagonals_;
+};
+
+}  // namespace
+
+void attention_backward(const AttentionProblem& problem, const AttentionBackward& tensors) {
+  static_cast<void>(attention_engine(problem.q.dtype()));  // settles the CPU target
+  Backward(problem, tensors).run();
+}
+
+}  // namespace qkv::cpu

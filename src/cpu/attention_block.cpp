@@ -1,0 +1,275 @@
+#include "cpu/attention_block.h"
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numbers>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/attention_block.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// after foreach_target
+#include "cpu/rows-inl.h"
+#include "cpu/softmax_tile-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace qkv::cpu::HWY_NAMESPACE {
+
+template <class T>
+void pack_rows(const AttentionEngine& engine, const Rows& rows, std::int64_t count,
+               const TileExtents& size, bool transposed, void* packed, std::uint8_t* finite) {
+  const std::int64_t columns = transposed ? size.depth : size.columns;
+  Scratch<T> copy;
+  const T* source = reinterpret_cast<const T*>(rows.data);
+  std::int64_t stride = rows.stride;
+  if (rows.dtype != dtype_of<T> || rows.step != 1) {
+    copy = Scratch<T>(std::max<std::int64_t>(count, 1) * columns);
+    load_rows(rows, count, columns, copy.get(), columns);
+    source = copy.get();
+    stride = columns;
+  }
+  (transposed ? engine.pack_transposed : engine.pack)(source, stride, count, size, packed);
+  if (finite == nullptr) return;
+  *finite = 1;
+  for (std::int64_t r = 0; r < count; ++r) {
+    if (!all_finite(source + r * stride, columns)) *finite = 0;
+  }
+}
+
+void pack_tile_target(const AttentionProblem& problem, const AttentionEngine& engine,
+                      const PackedTiles& packed, std::int64_t sequence, std::int64_t key_head,
+                      std::int64_t tile) {
+  const AttentionSequence& s = problem.sequences[sequence];
+  const std::int64_t first = tile * engine.tile_keys;
+  const std::int64_t count = std::min(engine.tile_keys, s.k_visible - first);
+  const auto pack_one = [&](const Tensor& x, bool transposed, const TileExtents& size, void* to,
+                            std::uint8_t* finite) {
+    const Rows rows = rows_of(x, s.k_batch, key_head, s.k_start + first);
+    if (engine.operand == DType::bf16) {
+      pack_rows<bf16>(engine, rows, count, size, transposed, to, finite);
+    } else {
+      pack_rows<float>(engine, rows, count, size, transposed, to, finite);
+    }
+  };
+  pack_one(problem.k, true, {0, engine.tile_keys, problem.head_size},
+           packed.keys + tile * packed.key_bytes, nullptr);
+  if (packed.values == nullptr) return;
+  pack_one(problem.v, false, {0, problem.value_size, engine.tile_keys},
+           packed.values + tile * packed.value_bytes, packed.values_finite + tile);
+}
+
+// The state of a block while its tiles go by.
+class Block {
+ public:
+  explicit Block(const BlockJob& job)
+      : job_(job),
+        problem_(job.problem),
+        engine_(job.engine),
+        sequence_(job.problem.sequences[job.sequence]),
+        rows_(round_up(job.count, job.engine.row_multiple)),
+        q_stride_(round_up(problem_.head_size, engine_.depth_multiple)),
+        o_stride_(round_up(std::max<std::int64_t>(problem_.value_size, 1), engine_.column_multiple)),
+        has_values_(job.packed.values != nullptr),
+        keeps_weights_(job.received != nullptr || job.weights != nullptr),
+        queries_(rows_ * q_stride_ * (is_bf16() ? 2 : 4)),
+        scores_(rows_ * engine_.tile_keys),
+        narrow_(is_bf16() ? rows_ * engine_.tile_keys : 0),
+        sums_(has_values_ ? rows_ * o_stride_ : 0),
+        softmax_(job, rows_) {}
+
+  void run() {
+    job_.mask.set_rows(job_.head, job_.rows, job_.count);
+    load_queries();
+    if (has_values_) std::fill_n(sums_.get(), rows_ * o_stride_, 0.0f);
+    const KeyInterval reach = job_.mask.reach();
+    if (keeps_weights_) prepare_kept_weights();
+    if (engine_.begin != nullptr) engine_.begin();
+    for (std::int64_t tile = reach.begin / engine_.tile_keys;
+         tile * engine_.tile_keys < reach.end; ++tile) {
+      const std::int64_t first = tile * engine_.tile_keys;
+      // Keys past the reach of the block are not computed: half a tile on a causal diagonal.
+      const std::int64_t count = std::min(engine_.tile_keys, reach.end - first);
+      const TileKind kind = job_.mask.classify(first, first + count);
+      if (kind != TileKind::hidden) run_tile(tile, first, count, kind);
+    }
+    if (engine_.end != nullptr) engine_.end();
+    finish();
+  }
+
+ private:
+  bool is_bf16() const { return engine_.operand == DType::bf16; }
+
+  void load_queries() {
+    const Rows q = rows_of(problem_.q, sequence_.q_batch, job_.head, sequence_.q_start);
+    const std::int64_t size = problem_.head_size;
+    for (std::int64_t r = 0; r < job_.count; ++r) {
+      const Rows row = q.from(job_.rows[r]);
+      if (is_bf16()) {
+        load_rows(row, 1, size, reinterpret_cast<bf16*>(queries_.get()) + r * q_stride_, q_stride_);
+      } else {
+        load_rows(row, 1, size, reinterpret_cast<float*>(queries_.get()) + r * q_stride_,
+                  q_stride_);
+      }
+    }
+    const std::int64_t row_bytes = q_stride_ * (is_bf16() ? 2 : 4);
+    std::memset(queries_.get() + job_.count * row_bytes, 0,
+                static_cast<std::size_t>((rows_ - job_.count) * row_bytes));
+  }
+
+  void run_tile(std::int64_t tile, std::int64_t first, std::int64_t count, TileKind kind) {
+    const std::int64_t stride = engine_.tile_keys;
+    engine_.multiply(queries_.get(), q_stride_,
+                     {job_.packed.keys + tile * job_.packed.key_bytes, engine_.tile_keys,
+                      problem_.head_size},
+                     scores_.get(), stride, {job_.count, count, problem_.head_size}, false);
+    TileScores scores{.scores = scores_.get(),
+                      .narrow = is_bf16() ? narrow_.get() : nullptr,
+                      .stride = stride,
+                      .first_key = first,
+                      .keys = count,
+                      // Columns past the last key are computed as hidden, up to whole vectors.
+                      .columns = std::min(stride, round_up(count, 32)),
+                      .partial = kind == TileKind::partial || round_up(count, 32) != count,
+                      .kept = keeps_weights_ ? kept_.get() : nullptr,
+                      .kept_stride = kept_stride_};
+    softmax_.step(scores, has_values_ ? sums_.get() : nullptr, o_stride_);
+    if (keeps_weights_) note_maxima(first);
+    if (!has_values_) return;
+    const std::byte* values = job_.packed.values + tile * job_.packed.value_bytes;
+    const bool some_hidden = kind == TileKind::partial || problem_.bias.defined();
+    if (some_hidden && job_.packed.values_finite[tile] == 0) {
+      add_values_one_by_one(scores);
+    } else {
+      const void* weights = is_bf16() ? static_cast<const void*>(narrow_.get()) : scores_.get();
+      engine_.multiply(weights, stride, {values, problem_.value_size, engine_.tile_keys},
+                       sums_.get(), o_stride_, {job_.count, problem_.value_size, count}, true);
+    }
+  }
+
+  // A hidden value may be NaN or infinite: 0 times it must not happen. Rare, so simple.
+  void add_values_one_by_one(const TileScores& tile) {
+    const std::int64_t size = problem_.value_size;
+    const Rows v = rows_of(problem_.v, sequence_.k_batch, job_.head / problem_.group(),
+                           sequence_.k_start + tile.first_key);
+    Scratch<float> value(size);
+    for (std::int64_t j = 0; j < tile.keys; ++j) {
+      load_rows(v.from(j), 1, size, value.get(), size);
+      for (std::int64_t r = 0; r < job_.count; ++r) {
+        const float p = tile.narrow != nullptr ? static_cast<float>(tile.narrow[r * tile.stride + j])
+                                               : tile.scores[r * tile.stride + j];
+        if (p == 0) continue;
+        for (std::int64_t i = 0; i < size; ++i) sums_[r * o_stride_ + i] += p * value[i];
+      }
+    }
+  }
+
+  // Weights are final only when the last tile has been seen. Until then each tile's are kept
+  // relative to the maximum of its time: O(rows of a block x S), not S x S.
+  void prepare_kept_weights() {
+    kept_stride_ = round_up(sequence_.k_rows, 32);
+    kept_ = Scratch<float>(job_.count * kept_stride_);
+  }
+  void note_maxima(std::int64_t first_key) {
+    kept_first_.push_back(first_key);
+    for (std::int64_t r = 0; r < job_.count; ++r) kept_max_.push_back(softmax_.maximum(r));
+  }
+  void hand_out_weights() {
+    for (std::size_t t = 0; t < kept_first_.size(); ++t) {
+      const std::int64_t first = kept_first_[t];
+      const std::int64_t count = std::min(engine_.tile_keys, sequence_.k_visible - first);
+      for (std::int64_t r = 0; r < job_.count; ++r) {
+        const float factor = softmax_.final_factor(r, kept_max_[t * job_.count + r]);
+        const float* from = kept_.get() + r * kept_stride_ + first;
+        if (job_.received != nullptr) {
+          float* to = job_.received + first;
+          for (std::int64_t j = 0; j < count; ++j) to[j] += from[j] == 0 ? 0 : from[j] * factor;
+        }
+        if (job_.weights != nullptr) {
+          float* to = job_.weights + r * job_.weights_stride + first;
+          for (std::int64_t j = 0; j < count; ++j) to[j] = from[j] == 0 ? 0 : from[j] * factor;
+        }
+      }
+    }
+  }
+
+  void finish() {
+    softmax_.finish();
+    if (keeps_weights_) hand_out_weights();
+    if (job_.results == nullptr) return;
+    const AttentionResults& results = *job_.results;
+    const Rows out = rows_of(results.out, sequence_.q_batch, job_.head, sequence_.q_start);
+    for (std::int64_t r = 0; r < job_.count; ++r) {
+      float* row = sums_.get() + r * o_stride_;
+      softmax_.scale_output(r, row, problem_.value_size);
+      store_row(row, problem_.value_size, out, job_.rows[r]);
+    }
+    const std::int64_t heads = problem_.heads, all_rows = results.lse.size(2);
+    const std::int64_t base =
+        (sequence_.q_batch * heads + job_.head) * all_rows + sequence_.q_start;
+    softmax_.write_rows(results, base);
+    if (job_.sums != nullptr) *job_.sums = softmax_.block_sums();
+  }
+
+  const BlockJob& job_;
+  const AttentionProblem& problem_;
+  const AttentionEngine& engine_;
+  const AttentionSequence& sequence_;
+  std::int64_t rows_, q_stride_, o_stride_;
+  bool has_values_, keeps_weights_;
+  Scratch<std::byte> queries_;
+  Scratch<float> scores_;
+  Scratch<bf16> narrow_;
+  Scratch<float> sums_;  // of p v, relative to the running maximum
+  SoftmaxRows softmax_;
+  Scratch<float> kept_;
+  std::int64_t kept_stride_ = 0;
+  std::vector<float> kept_max_;
+  std::vector<std::int64_t> kept_first_;
+};
+
+void run_block_target(const BlockJob& job) { Block(job).run(); }
+
+}  // namespace qkv::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace qkv::cpu {
+
+HWY_EXPORT(pack_tile_target);
+HWY_EXPORT(run_block_target);
+
+void pack_tile(const AttentionProblem& problem, const AttentionEngine& engine,
+               const PackedTiles& packed, std::int64_t sequence, std::int64_t key_head,
+               std::int64_t tile) {
+  HWY_DYNAMIC_DISPATCH(pack_tile_target)(problem, engine, packed, sequence, key_head, tile);
+}
+
+void run_block(const BlockJob& job) { HWY_DYNAMIC_DISPATCH(run_block_target)(job); }
+
+PackedTiles packed_sizes(const AttentionProblem& problem, const AttentionEngine& engine) {
+  const auto item = static_cast<std::int64_t>(size_of(engine.operand));
+  PackedTiles sizes;
+  sizes.key_bytes =
+      round_up(round_up(problem.head_size, engine.depth_multiple) * engine.tile_keys * item, 64);
+  sizes.value_bytes = round_up(
+      round_up(problem.value_size, engine.column_multiple) * engine.tile_keys * item, 64);
+  return sizes;
+}
+
+void BlockSums::add(const BlockSums& other) {
+  max_logit = std::isnan(max_logit) || other.max_logit <= max_logit ? max_logit : other.max_logit;
+  rows += other.rows;
+  entropy += other.entropy;
+  entropy_relative += other.entropy_relative;
+  saturated += other.saturated;
+  if (other.pairs == 0) return;
+  const double total = pairs + other.pairs, gap = other.mean - mean;
+  mean += gap * other.pairs / total;
+  deviation += other.deviation + gap * gap * pairs * other.pairs / total;
+  pairs = total;
+}
+
+}  // namespace qkv::cpu
+#endif

@@ -1,0 +1,62 @@
+// One block of query rows against all the keys it sees: the inner loop of forward, and of looking
+// at weights.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "core/attention_problem.h"
+#include "cpu/attention_engine.h"
+#include "cpu/attention_mask.h"
+#include "cpu/attention_plan.h"
+#include "cpu/scratch.h"
+
+namespace qkv::cpu {
+
+// K and V of one (sequence, key head), packed tile by tile as the engine wants them.
+struct PackedTiles {
+  std::int64_t key_bytes = 0, value_bytes = 0;  // of one tile
+  std::byte* keys = nullptr;
+  std::byte* values = nullptr;           // null when only weights are wanted
+  std::uint8_t* values_finite = nullptr;  // per tile: no NaN or infinity among the values
+};
+
+// Bytes of one packed tile of keys and of values.
+PackedTiles packed_sizes(const AttentionProblem& problem, const AttentionEngine& engine);
+// Packs tile `tile` of (sequence, key head) into its place.
+void pack_tile(const AttentionProblem& problem, const AttentionEngine& engine,
+               const PackedTiles& packed, std::int64_t sequence, std::int64_t key_head,
+               std::int64_t tile);
+
+// Sums over the rows of a block, combined in the order of blocks so that any number of threads
+// gives the same bits. Moments by Chan et al.: count, mean, sum of squared deviations.
+struct BlockSums {
+  float max_logit = -std::numeric_limits<float>::infinity();
+  double pairs = 0, mean = 0, deviation = 0;
+  double rows = 0, entropy = 0, entropy_relative = 0, saturated = 0;
+
+  void add(const BlockSums& other);
+};
+
+struct BlockJob {
+  const AttentionProblem& problem;
+  const AttentionEngine& engine;
+  const PackedTiles& packed;
+  BlockMask& mask;
+  DiagonalBias& diagonal;  // its head is set
+  std::int64_t sequence, head;
+  const std::int64_t* rows;  // of the sequence
+  std::int64_t count;        // at most engine.tile_rows
+
+  // Where results go; undefined tensors and null pointers are not written.
+  const AttentionResults* results = nullptr;
+  BlockSums* sums = nullptr;
+  float* received = nullptr;  // [k_rows], added to
+  float* weights = nullptr;   // [count, k_rows], `weights_stride` apart
+  std::int64_t weights_stride = 0;
+};
+
+void run_block(const BlockJob& job);
+
+}  // namespace qkv::cpu

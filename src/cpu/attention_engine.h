@@ -1,0 +1,54 @@
+// The two matrix products inside attention, Q K^T and P V, as an engine: how it wants its operands
+// packed, and a product of tiles. One engine in f32 for every target, others where an instruction
+// for bf16 decides.
+#pragma once
+
+#include <cstdint>
+
+#include "qkv/dtype.h"
+
+namespace qkv::cpu {
+
+struct TileExtents {
+  std::int64_t rows, columns, depth;
+};
+
+// B as an engine packed it, with the extents it was packed with; a product may use fewer.
+struct PackedOperand {
+  const void* data;
+  std::int64_t columns, depth;
+};
+
+struct AttentionEngine {
+  const char* name;
+  DType operand;              // f32 or bf16: what Q, P and the packed K and V hold
+  std::int64_t tile_rows;     // queries per block
+  std::int64_t tile_keys;     // keys per tile; a multiple of depth_multiple and column_multiple
+  std::int64_t row_multiple;     // A and C may be touched up to this multiple of rows
+  std::int64_t depth_multiple;   // the reduction runs over this multiple; A and B are 0 there
+  std::int64_t column_multiple;  // B and C have this multiple of columns
+
+  // From `rows` rows of `depth` operands, `stride` operands apart, to packed columns: B(k, j) =
+  // source[j][k]. Columns from `rows` on, up to `columns`, and the padding of depth become 0.
+  void (*pack_transposed)(const void* source, std::int64_t stride, std::int64_t rows,
+                          const TileExtents& size, void* packed);
+  // The same without transposing: B(k, j) = source[k][j]; `rows` of the size.depth exist.
+  void (*pack)(const void* source, std::int64_t stride, std::int64_t rows, const TileExtents& size,
+               void* packed);
+  // C [rows, columns] f32, `c_stride` apart, (+)= A [rows, depth] row-major times packed B.
+  void (*multiply)(const void* a, std::int64_t a_stride, const PackedOperand& b, float* c,
+                   std::int64_t c_stride, const TileExtents& size, bool accumulate);
+  // Around a run of products on one thread (AMX configures its tiles here); may be null.
+  void (*begin)();
+  void (*end)();
+};
+
+// The engine for inputs of `dtype` on the CPU target in use.
+const AttentionEngine& attention_engine(DType dtype);
+
+// The engines themselves; null where this build or architecture has none.
+const AttentionEngine* amx_engine();
+const AttentionEngine* avx512_bf16_engine();
+const AttentionEngine* neon_bf16_engine();
+
+}  // namespace qkv::cpu

@@ -1,0 +1,199 @@
+// Forward: pack K and V of a few heads, run their blocks of rows on all threads, next heads.
+#include <algorithm>
+#include <numeric>
+
+#include "core/threads.h"
+#include "cpu/attention_block.h"
+#include "cpu/kernels.h"
+#include "cpu/targets.h"
+
+namespace qkv::cpu {
+namespace {
+
+// Packed tiles of several heads together stay below this, so that they are still in a cache when
+// the blocks read them and memory stays O(S).
+constexpr std::int64_t kPackedBytes = std::int64_t{8} << 20;
+// Rows of received are summed in at most this many parts per head: a number that does not depend
+// on threads, so that neither do the bits.
+constexpr std::int64_t kReceivedParts = 8;
+
+std::int64_t blocks(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
+
+// A run of row blocks of one (sequence, head), done by one thread.
+struct Task {
+  std::int64_t sequence, head, slot;  // slot: which packed head
+  std::int64_t first_block, block_count;
+  std::int64_t sums;      // index of its first block's sums
+  std::int64_t received;  // index of its part of received
+};
+
+class Forward {
+ public:
+  Forward(const AttentionProblem& problem, const AttentionResults& results)
+      : problem_(problem), results_(results), engine_(attention_engine(problem.q.dtype())) {
+    const AttentionStatistics& s = results.statistics;
+    collect_ = s.max_logit.defined() || s.score_mean.defined() || s.entropy.defined() ||
+               s.top_weight.defined();
+    for (const AttentionSequence& sequence : problem.sequences) {
+      longest_keys_ = std::max(longest_keys_, sequence.k_rows);
+      most_tiles_ = std::max(most_tiles_, blocks(sequence.k_visible, engine_.tile_keys));
+    }
+  }
+
+  void run() {
+    plan_sums();
+    const PackedTiles sizes = packed_sizes(problem_, engine_);
+    const std::int64_t per_head =
+        std::max<std::int64_t>(1, most_tiles_ * (sizes.key_bytes + sizes.value_bytes));
+    const auto pairs = static_cast<std::int64_t>(problem_.sequences.size()) * problem_.key_heads;
+    const std::int64_t at_once = std::clamp<std::int64_t>(kPackedBytes / per_head, 1, std::max<std::int64_t>(pairs, 1));
+    Scratch<std::byte> workspace(at_once * per_head);
+    std::vector<std::uint8_t> finite(static_cast<std::size_t>(at_once * most_tiles_));
+    packed_.assign(static_cast<std::size_t>(at_once), sizes);
+    for (std::int64_t slot = 0; slot < at_once; ++slot) {
+      packed_[slot].keys = workspace.get() + slot * per_head;
+      packed_[slot].values = packed_[slot].keys + most_tiles_ * sizes.key_bytes;
+      packed_[slot].values_finite = finite.data() + slot * most_tiles_;
+    }
+    for (std::int64_t first = 0; first < pairs; first += at_once) {
+      run_pairs(first, std::min(pairs, first + at_once));
+    }
+    if (collect_) write_sums();
+    if (results_.statistics.received.defined()) write_received();
+  }
+
+ private:
+  std::int64_t blocks_of(std::int64_t sequence) const {
+    return blocks(problem_.sequences[sequence].q_rows, engine_.tile_rows);
+  }
+
+  void plan_sums() {
+    std::int64_t count = 0;
+    for (std::size_t b = 0; b < problem_.sequences.size(); ++b) {
+      first_sums_.push_back(count);
+      count += blocks_of(static_cast<std::int64_t>(b)) * problem_.heads;
+    }
+    if (collect_) sums_.resize(static_cast<std::size_t>(count));
+    if (!results_.statistics.received.defined()) return;
+    const auto parts =
+        static_cast<std::int64_t>(problem_.sequences.size()) * problem_.heads * kReceivedParts;
+    received_ = Scratch<float>(parts * longest_keys_);
+    std::fill_n(received_.get(), parts * longest_keys_, 0.0f);
+  }
+
+  void run_pairs(std::int64_t first, std::int64_t last) {
+    parallel_for((last - first) * most_tiles_, [&](std::int64_t index) {
+      const std::int64_t pair = first + index / most_tiles_, tile = index % most_tiles_;
+      const std::int64_t sequence = pair / problem_.key_heads;
+      if (tile * engine_.tile_keys >= problem_.sequences[sequence].k_visible) return;
+      pack_tile(problem_, engine_, packed_[pair - first], sequence, pair % problem_.key_heads,
+                tile);
+    });
+    std::vector<Task> tasks;
+    for (std::int64_t pair = first; pair < last; ++pair) add_tasks(pair, pair - first, tasks);
+    // Later blocks of a causal mask see more keys: start with the long ones.
+    parallel_for(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index) {
+      run_task(tasks[tasks.size() - 1 - static_cast<std::size_t>(index)]);
+    });
+  }
+
+  void add_tasks(std::int64_t pair, std::int64_t slot, std::vector<Task>& tasks) const {
+    const std::int64_t sequence = pair / problem_.key_heads, group = problem_.group();
+    const std::int64_t count = blocks_of(sequence);
+    const bool received = results_.statistics.received.defined();
+    const std::int64_t step = received ? blocks(count, kReceivedParts) : 1;
+    for (std::int64_t g = 0; g < group; ++g) {
+      const std::int64_t head = pair % problem_.key_heads * group + g;
+      const std::int64_t part = (sequence * problem_.heads + head) * kReceivedParts;
+      for (std::int64_t block = 0; block < count; block += step) {
+        tasks.push_back({.sequence = sequence,
+                         .head = head,
+                         .slot = slot,
+                         .first_block = block,
+                         .block_count = std::min(step, count - block),
+                         .sums = first_sums_[sequence] + head * count + block,
+                         .received = part + block / std::max<std::int64_t>(step, 1)});
+      }
+    }
+  }
+
+  void run_task(const Task& task) {
+    const AttentionSequence& sequence = problem_.sequences[task.sequence];
+    BlockMask mask(problem_, task.sequence);
+    DiagonalBias diagonal(problem_, task.sequence, engine_.tile_keys);
+    diagonal.set_head(task.head);
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(engine_.tile_rows));
+    for (std::int64_t i = 0; i < task.block_count; ++i) {
+      const std::int64_t first = (task.first_block + i) * engine_.tile_rows;
+      std::iota(rows.begin(), rows.end(), first);
+      BlockJob job{problem_, engine_, packed_[task.slot], mask, diagonal, task.sequence, task.head,
+                   rows.data(), std::min(engine_.tile_rows, sequence.q_rows - first)};
+      job.results = &results_;
+      if (collect_) job.sums = &sums_[static_cast<std::size_t>(task.sums + i)];
+      if (received_.get() != nullptr) {
+        job.received = received_.get() + task.received * longest_keys_;
+      }
+      run_block(job);
+    }
+  }
+
+  void write_sums() const {
+    const AttentionStatistics& s = results_.statistics;
+    for (std::size_t b = 0; b < problem_.sequences.size(); ++b) {
+      const std::int64_t count = blocks_of(static_cast<std::int64_t>(b));
+      for (std::int64_t head = 0; head < problem_.heads; ++head) {
+        BlockSums all;
+        for (std::int64_t block = 0; block < count; ++block) {
+          all.add(sums_[static_cast<std::size_t>(first_sums_[b] + head * count + block)]);
+        }
+        const std::int64_t at = static_cast<std::int64_t>(b) * problem_.heads + head;
+        const auto write = [at](const Tensor& x, double value) {
+          if (x.defined()) x.data<float>()[at] = static_cast<float>(value);
+        };
+        const double rows = std::max(all.rows, 1.0), pairs = std::max(all.pairs, 1.0);
+        write(s.max_logit, all.max_logit);
+        write(s.score_mean, all.mean);
+        write(s.score_var, all.deviation / pairs);
+        write(s.entropy_mean, all.entropy / rows);
+        write(s.entropy_relative, all.entropy_relative / rows);
+        write(s.saturation, all.saturated / rows);
+      }
+    }
+  }
+
+  void write_received() const {
+    const Tensor& to = results_.statistics.received;  // [B, H, S] or [1, H, T]
+    std::fill_n(to.data<float>(), to.numel(), 0.0f);
+    for (std::size_t b = 0; b < problem_.sequences.size(); ++b) {
+      const AttentionSequence& sequence = problem_.sequences[b];
+      for (std::int64_t head = 0; head < problem_.heads; ++head) {
+        float* row = to.data<float>() +
+                     (sequence.k_batch * problem_.heads + head) * to.size(2) + sequence.k_start;
+        const float* part =
+            received_.get() +
+            (static_cast<std::int64_t>(b) * problem_.heads + head) * kReceivedParts * longest_keys_;
+        for (std::int64_t i = 0; i < kReceivedParts; ++i, part += longest_keys_) {
+          for (std::int64_t j = 0; j < sequence.k_rows; ++j) row[j] += part[j];
+        }
+      }
+    }
+  }
+
+  const AttentionProblem& problem_;
+  const AttentionResults& results_;
+  const AttentionEngine& engine_;
+  bool collect_ = false;
+  std::int64_t longest_keys_ = 0, most_tiles_ = 0;
+  std::vector<PackedTiles> packed_;
+  std::vector<BlockSums> sums_;
+  std::vector<std::int64_t> first_sums_;
+  Scratch<float> received_;
+};
+
+}  // namespace
+
+void attention_forward(const AttentionProblem& problem, const AttentionResults& results) {
+  Forward(problem, results).run();
+}
+
+}  // namespace qkv::cpu

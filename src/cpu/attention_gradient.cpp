@@ -1,0 +1,360 @@
+#include "cpu/attention_gradient.h"
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <numeric>
+#include <vector>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/attention_gradient.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// after foreach_target
+#include "cpu/gemm_tile-inl.h"
+#include "cpu/rows-inl.h"
+#include "cpu/score_row-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace qkv::cpu::HWY_NAMESPACE {
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Rows of f32 padded to whole vectors, and whether all of them are finite.
+struct Panel {
+  Scratch<float> data;
+  std::int64_t stride = 0;
+  bool finite = true;
+
+  Panel() = default;
+  Panel(std::int64_t rows, std::int64_t columns)
+      : data(rows * round_up(columns, 16)), stride(round_up(columns, 16)) {}
+  void load(const Rows& rows, std::int64_t count, std::int64_t columns) {
+    load_rows(rows, count, columns, data.get(), stride);
+    finite = all_finite(data.get(), count * stride);
+  }
+  Right right() const { return {data.get(), stride}; }
+  Left left() const { return {data.get(), stride, 1}; }
+};
+
+// One tile of keys: K as rows, K and V as columns, and the sums of dK and dV.
+struct KeyTile {
+  std::int64_t first = 0, keys = 0;
+  Panel k, k_columns, v_columns, dk, dv;
+
+  KeyTile(const AttentionProblem& problem, std::int64_t sequence, std::int64_t key_head,
+          std::int64_t first_key, std::int64_t count)
+      : first(first_key),
+        keys(count),
+        k(kGradientKeys, problem.head_size),
+        k_columns(problem.head_size, kGradientKeys),
+        v_columns(problem.value_size, kGradientKeys) {
+    const AttentionSequence& s = problem.sequences[sequence];
+    k.load(rows_of(problem.k, s.k_batch, key_head, s.k_start + first), keys, problem.head_size);
+    Panel v(kGradientKeys, problem.value_size);
+    v.load(rows_of(problem.v, s.k_batch, key_head, s.k_start + first), keys, problem.value_size);
+    to_columns(k, problem.head_size, k_columns);
+    to_columns(v, problem.value_size, v_columns);
+  }
+  void begin_sums(const AttentionProblem& problem) {
+    dk = Panel(kGradientKeys, problem.head_size);
+    dv = Panel(kGradientKeys, problem.value_size);
+    std::fill_n(dk.data.get(), kGradientKeys * dk.stride, 0.0f);
+    std::fill_n(dv.data.get(), kGradientKeys * dv.stride, 0.0f);
+  }
+
+ private:
+  void to_columns(const Panel& rows, std::int64_t size, const Panel& columns) const {
+    for (std::int64_t i = 0; i < size; ++i) {
+      float* to = columns.data.get() + i * columns.stride;
+      for (std::int64_t j = 0; j < keys; ++j) to[j] = rows.data[j * rows.stride + i];
+      std::fill(to + keys, to + columns.stride, 0.0f);
+    }
+  }
+};
+
+// A block of query rows with what backward needs of each row.
+class RowBlock {
+  using D = hn::ScalableTag<float>;
+  using V = hn::Vec<D>;
+
+ public:
+  RowBlock(const GradientInputs& in, std::int64_t sequence, BlockMask& mask,
+           const DiagonalBias& diagonal)
+      : in_(in),
+        problem_(in.problem),
+        sequence_(sequence),
+        mask_(mask),
+        scorer_(in.problem, sequence, mask, diagonal),
+        q_(kGradientRows, in.problem.head_size),
+        dout_(kGradientRows, in.problem.value_size),
+        weights_(kGradientRows, kGradientKeys),
+        ds_(kGradientRows, kGradientKeys),
+        dq_(kGradientRows, in.problem.head_size),
+        slope_(in.problem.softcap > 0 ? kGradientKeys : 0),
+        keep_(in.problem.dropout > 0 ? kGradientKeys : 0),
+        rows_(static_cast<std::size_t>(kGradientRows)) {}
+
+  void load(std::int64_t head, std::int64_t first_row, std::int64_t count) {
+    const AttentionSequence& s = problem_.sequences[sequence_];
+    head_ = head;
+    count_ = count;
+    std::iota(rows_.begin(), rows_.end(), first_row);
+    mask_.set_rows(head, rows_.data(), count);
+    scorer_.set_block(head, rows_.data());
+    const std::int64_t row = s.q_start + first_row;
+    q_.load(rows_of(problem_.q, s.q_batch, head, row), count, problem_.head_size);
+    dout_.load(rows_of(in_.tensors.dout, s.q_batch, head, row), count, problem_.value_size);
+    lse_base_ = lse_index(problem_, in_.tensors, sequence_, head);
+    std::fill_n(dq_.data.get(), count * dq_.stride, 0.0f);
+  }
+
+  // Recomputes the weights of the tile and from them ds; false when the mask hides all of it.
+  bool differentiate(const KeyTile& tile) {
+    const TileKind kind = mask_.classify(tile.first, tile.first + tile.keys);
+    if (kind == TileKind::hidden) return false;
+    const std::int64_t columns = std::min(kGradientKeys, round_up(tile.keys, 16));
+    partial_ = kind == TileKind::partial || columns != tile.keys || problem_.bias.defined();
+    multiply(q_.left(), tile.k_columns.right(), {weights_.data.get(), weights_.stride, false},
+             {count_, columns, problem_.head_size});
+    multiply(dout_.left(), tile.v_columns.right(), {ds_.data.get(), ds_.stride, false},
+             {count_, columns, problem_.value_size});
+    scorer_.set_tile(tile.first, tile.keys, columns);
+    for (std::int64_t r = 0; r < count_; ++r) {
+      scorer_.finish_row(r, weights(r), partial_, false, slope_.get());
+      differentiate_row(r, tile.first, columns);
+    }
+    return true;
+  }
+
+  const float* ds(std::int64_t r) const { return ds_.data.get() + r * ds_.stride; }
+  std::int64_t row(std::int64_t r) const { return rows_[r]; }
+  std::int64_t count() const { return count_; }
+  const Panel& dq() const { return dq_; }
+
+  // dv += p^T dout, dk += da^T q, dq += da k, after the softcap's slope has made da of ds.
+  void add_products(KeyTile& tile) {
+    const std::int64_t d = problem_.head_size, dv = problem_.value_size;
+    // Hidden pairs have p = ds = 0; 0 times a NaN of the other operand must not happen.
+    add(weights_, true, dout_, tile.dv, {tile.keys, dv, count_});
+    add(ds_, true, q_, tile.dk, {tile.keys, d, count_});
+    add(ds_, false, tile.k, dq_, {count_, d, tile.keys});
+  }
+  void apply_softcap_slope(std::int64_t columns);
+
+ private:
+  float* weights(std::int64_t r) { return weights_.data.get() + r * weights_.stride; }
+
+  // C += A B, or A^T B; by skipping zeros of A where B is not finite.
+  void add(const Panel& a, bool transposed, const Panel& b, const Panel& c, const Extents& size) {
+    const Left left = transposed ? Left{a.data.get(), 1, a.stride} : a.left();
+    if (b.finite || !partial_) {
+      return multiply(left, b.right(), {c.data.get(), c.stride, true}, size);
+    }
+    for (std::int64_t i = 0; i < size.m; ++i) {
+      for (std::int64_t k = 0; k < size.k; ++k) {
+        const float factor = left.data[i * left.row + k * left.step];
+        if (factor == 0) continue;
+        for (std::int64_t j = 0; j < size.n; ++j) {
+          c.data[i * c.stride + j] += factor * b.data[k * b.stride + j];
+        }
+      }
+    }
+  }
+
+  void differentiate_row(std::int64_t r, std::int64_t first_key, std::int64_t columns) {
+    const D d;
+    const std::int64_t at = lse_base_ + rows_[r];
+    const AttentionBackward& tensors = in_.tensors;
+    const float lse = tensors.lse.data<float>()[at];
+    float subtract = in_.row_products[at];
+    if (tensors.dlse.defined()) subtract -= tensors.dlse.data<float>()[at];
+    const bool has_entropy = tensors.dentropy.defined();
+    const float dentropy = has_entropy ? tensors.dentropy.data<float>()[at] : 0;
+    const float mean_score = has_entropy ? lse - tensors.entropy.data<float>()[at] : 0;
+    const bool has_dropout = problem_.dropout > 0;
+    if (has_dropout) {
+      dropout_row(problem_, sequence_, head_, rows_[r], first_key, columns, keep_.get());
+    }
+    const V unit = hn::Set(d, scorer_.unit()), log2e = hn::Set(d, std::numbers::log2e_v<float>);
+    const V shift = hn::Set(d, lse == -kInfinity ? 0 : lse), minus = hn::Set(d, subtract);
+    float* p_row = weights(r);
+    float* ds_row = ds_.data.get() + r * ds_.stride;
+    for (std::size_t j = 0; j < static_cast<std::size_t>(columns); j += hn::Lanes(d)) {
+      const V raw = hn::LoadU(d, p_row + j);
+      const auto hidden = hn::Eq(raw, hn::Set(d, -kInfinity));
+      const V s = hn::Mul(raw, unit);
+      // s <= lse but for rounding; the bound keeps huge scores from overflowing.
+      const V t = hn::Min(hn::Zero(d), hn::Mul(hn::Sub(s, shift), log2e));
+      V p = hn::IfThenZeroElse(hidden, exp2_fast(d, t));
+      V change = hn::LoadU(d, ds_row + j);
+      if (has_dropout) change = hn::Mul(change, hn::LoadU(d, keep_.get() + j));
+      change = hn::Sub(change, minus);
+      if (has_entropy) {
+        change = hn::NegMulAdd(hn::Set(d, dentropy), hn::Sub(s, hn::Set(d, mean_score)), change);
+      }
+      hn::StoreU(hn::IfThenZeroElse(hidden, hn::Mul(p, change)), d, ds_row + j);
+      if (has_dropout) p = hn::Mul(p, hn::LoadU(d, keep_.get() + j));
+      hn::StoreU(p, d, p_row + j);
+    }
+    if (problem_.softcap > 0) keep_slope(r, columns);
+  }
+
+  void keep_slope(std::int64_t r, std::int64_t columns) {
+    if (slopes_.data.get() == nullptr) slopes_ = Panel(kGradientRows, kGradientKeys);
+    std::copy_n(slope_.get(), columns, slopes_.data.get() + r * slopes_.stride);
+  }
+
+  const GradientInputs& in_;
+  const AttentionProblem& problem_;
+  std::int64_t sequence_;
+  BlockMask& mask_;
+  ScoreRows scorer_;
+  Panel q_, dout_, weights_, ds_, dq_, slopes_;
+  Scratch<float> slope_, keep_;
+  std::vector<std::int64_t> rows_;
+  std::int64_t head_ = 0, count_ = 0, lse_base_ = 0;
+  bool partial_ = false;
+};
+
+// From ds = d loss / d s to da, before the scale: through c = softcap * tanh(a / softcap).
+void RowBlock::apply_softcap_slope(std::int64_t columns) {
+  if (problem_.softcap == 0) return;
+  for (std::int64_t r = 0; r < count_; ++r) {
+    float* ds_row = ds_.data.get() + r * ds_.stride;
+    const float* slope = slopes_.data.get() + r * slopes_.stride;
+    for (std::int64_t j = 0; j < columns; ++j) ds_row[j] *= ds_row[j] == 0 ? 0 : slope[j];
+  }
+}
+
+void run_gradient_chunk_target(const GradientInputs& in, const GradientChunk& chunk) {
+  const AttentionProblem& problem = in.problem;
+  const AttentionSequence& s = problem.sequences[chunk.sequence];
+  std::vector<KeyTile> tiles;
+  for (std::int64_t first = 0; first < chunk.keys; first += kGradientKeys) {
+    tiles.emplace_back(problem, chunk.sequence, chunk.key_head, chunk.first_key + first,
+                       std::min(kGradientKeys, chunk.keys - first));
+    tiles.back().begin_sums(problem);
+  }
+  BlockMask mask(problem, chunk.sequence);
+  DiagonalBias diagonal(problem, chunk.sequence, kGradientKeys);
+  RowBlock block(in, chunk.sequence, mask, diagonal);
+  for (std::int64_t g = 0; g < problem.group(); ++g) {
+    const std::int64_t head = chunk.key_head * problem.group() + g;
+    diagonal.set_head(head);
+    float* by_diagonal =
+        chunk.diagonals != nullptr ? chunk.diagonals + g * diagonal.diagonals() : nullptr;
+    for (std::int64_t first = 0; first < s.q_rows; first += kGradientRows) {
+      block.load(head, first, std::min(kGradientRows, s.q_rows - first));
+      for (KeyTile& tile : tiles) {
+        if (!block.differentiate(tile)) continue;
+        for (std::int64_t r = 0; r < block.count() && by_diagonal != nullptr; ++r) {
+          float* to = by_diagonal + diagonal.index(block.row(r), tile.first);
+          for (std::int64_t j = 0; j < tile.keys; ++j) to[j] += block.ds(r)[j];
+        }
+        block.apply_softcap_slope(tile.keys);
+        block.add_products(tile);
+      }
+      for (std::int64_t r = 0; r < block.count(); ++r) {
+        std::copy_n(block.dq().data.get() + r * block.dq().stride, problem.head_size,
+                    chunk.dq + (g * s.q_rows + first + r) * problem.head_size);
+      }
+    }
+  }
+  for (const KeyTile& tile : tiles) {
+    const std::int64_t row = s.k_start + tile.first;
+    const Rows dk = rows_of(in.tensors.dk, s.k_batch, chunk.key_head, row);
+    const Rows dv = rows_of(in.tensors.dv, s.k_batch, chunk.key_head, row);
+    for (std::int64_t j = 0; j < tile.keys; ++j) {
+      float* dk_row = tile.dk.data.get() + j * tile.dk.stride;
+      for (std::int64_t i = 0; i < problem.head_size; ++i) dk_row[i] *= problem.scale;
+      store_row(dk_row, problem.head_size, dk, j);
+      store_row(tile.dv.data.get() + j * tile.dv.stride, problem.value_size, dv, j);
+    }
+  }
+}
+
+void add_bias_gradient_target(const GradientInputs& in, const BiasTile& tile, BlockMask& mask) {
+  const AttentionProblem& problem = in.problem;
+  DiagonalBias none(problem, tile.sequence, kGradientKeys);
+  RowBlock block(in, tile.sequence, mask, none);
+  block.load(tile.head, tile.first_row, tile.rows);
+  const KeyTile keys(problem, tile.sequence, tile.head / problem.group(), tile.first_key,
+                     tile.keys);
+  if (!block.differentiate(keys)) return;
+  const Tensor& to = in.tensors.dbias;  // extents of 1 are summed over
+  const auto step = [&](int axis, std::int64_t i) {
+    return to.size(axis) == 1 ? 0 : i * to.stride(axis);
+  };
+  for (std::int64_t r = 0; r < block.count(); ++r) {
+    float* row = to.data<float>() + step(0, problem.sequences[tile.sequence].q_batch) +
+                 step(1, tile.head) + step(2, tile.first_row + r) + step(3, tile.first_key);
+    const std::int64_t stride = to.size(3) == 1 ? 0 : 1;
+    for (std::int64_t j = 0; j < tile.keys; ++j) row[j * stride] += block.ds(r)[j];
+  }
+}
+
+void row_products_target(const AttentionProblem& problem, const AttentionBackward& tensors,
+                         std::int64_t sequence, std::int64_t head, float* products) {
+  const AttentionSequence& s = problem.sequences[sequence];
+  const std::int64_t size = problem.value_size;
+  const Rows out = rows_of(tensors.out, s.q_batch, head, s.q_start);
+  const Rows dout = rows_of(tensors.dout, s.q_batch, head, s.q_start);
+  const std::int64_t padded = round_up(size, 16);
+  const Scratch<float> a(padded), b(padded);
+  float* to = products + lse_index(problem, tensors, sequence, head);
+  const hn::ScalableTag<float> d;
+  for (std::int64_t i = 0; i < s.q_rows; ++i) {
+    load_rows(out.from(i), 1, size, a.get(), padded);
+    load_rows(dout.from(i), 1, size, b.get(), padded);
+    auto sum = hn::Zero(d);
+    for (std::size_t j = 0; j < static_cast<std::size_t>(padded); j += hn::Lanes(d)) {
+      sum = hn::MulAdd(hn::Load(d, a.get() + j), hn::Load(d, b.get() + j), sum);
+    }
+    to[i] = hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+}
+
+void store_gradient_target(const float* parts, std::int64_t count, std::int64_t part_stride,
+                           std::int64_t rows, std::int64_t columns, float scale, const Rows& to) {
+  const Scratch<float> sum(columns);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::copy_n(parts + r * columns, columns, sum.get());
+    for (std::int64_t part = 1; part < count; ++part) {
+      const float* from = parts + part * part_stride + r * columns;
+      for (std::int64_t i = 0; i < columns; ++i) sum[i] += from[i];
+    }
+    for (std::int64_t i = 0; i < columns; ++i) sum[i] *= scale;
+    store_row(sum.get(), columns, to, r);
+  }
+}
+
+}  // namespace qkv::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace qkv::cpu {
+
+HWY_EXPORT(run_gradient_chunk_target);
+HWY_EXPORT(add_bias_gradient_target);
+HWY_EXPORT(row_products_target);
+HWY_EXPORT(store_gradient_target);
+
+void run_gradient_chunk(const GradientInputs& in, const GradientChunk& chunk) {
+  HWY_DYNAMIC_DISPATCH(run_gradient_chunk_target)(in, chunk);
+}
+void add_bias_gradient(const GradientInputs& in, const BiasTile& tile, BlockMask& mask) {
+  HWY_DYNAMIC_DISPATCH(add_bias_gradient_target)(in, tile, mask);
+}
+void row_products(const AttentionProblem& problem, const AttentionBackward& tensors,
+                  std::int64_t sequence, std::int64_t head, float* products) {
+  HWY_DYNAMIC_DISPATCH(row_products_target)(problem, tensors, sequence, head, products);
+}
+void store_gradient(const float* parts, std::int64_t count, std::int64_t part_stride,
+                    std::int64_t rows, std::int64_t columns, float scale, const Rows& to) {
+  HWY_DYNAMIC_DISPATCH(store_gradient_target)
+  (parts, count, part_stride, rows, columns, scale, to);
+}
+
+}  // namespace qkv::cpu
+#endif

@@ -1,0 +1,54 @@
+// Pieces of the backward pass that are compiled per SIMD target.
+#pragma once
+
+#include <cstdint>
+
+#include "core/attention_problem.h"
+#include "cpu/attention_mask.h"
+#include "cpu/attention_plan.h"
+#include "cpu/scratch.h"
+
+namespace qkv::cpu {
+
+inline constexpr std::int64_t kGradientRows = 64, kGradientKeys = 96;
+
+// What every part of a backward pass reads.
+struct GradientInputs {
+  const AttentionProblem& problem;
+  const AttentionBackward& tensors;
+  const float* row_products;  // r_i = dout_i . out_i, laid out like lse
+};
+
+// A run of key tiles of one (sequence, key head): the unit of work. It owns the gradients of its
+// keys; those of the queries are partial sums, one part per chunk.
+struct GradientChunk {
+  std::int64_t sequence, key_head;
+  std::int64_t first_key, keys;
+  float* dq;         // [group, q_rows, D]: this chunk's part
+  float* diagonals;  // [group, diagonals]: sums of ds along diagonals, or null
+};
+void run_gradient_chunk(const GradientInputs& in, const GradientChunk& chunk);
+
+// ds of (sequence, head) summed into the bias gradient for rows [first_row, first_row + rows) and
+// keys [first_key, first_key + keys); at most kGradientRows and kGradientKeys of them.
+struct BiasTile {
+  std::int64_t sequence, head;
+  std::int64_t first_row, rows, first_key, keys;
+};
+void add_bias_gradient(const GradientInputs& in, const BiasTile& tile, BlockMask& mask);
+
+// r_i of all rows of (sequence, head).
+void row_products(const AttentionProblem& problem, const AttentionBackward& tensors,
+                  std::int64_t sequence, std::int64_t head, float* products);
+// Rows of a gradient = scale * sum of `parts` arrays of [rows, columns], `part_stride` apart.
+void store_gradient(const float* parts, std::int64_t count, std::int64_t part_stride,
+                    std::int64_t rows, std::int64_t columns, float scale, const Rows& to);
+
+// Index of row 0 of (sequence, head) in tensors shaped like lse.
+inline std::int64_t lse_index(const AttentionProblem& problem, const AttentionBackward& tensors,
+                              std::int64_t sequence, std::int64_t head) {
+  const AttentionSequence& s = problem.sequences[sequence];
+  return (s.q_batch * problem.heads + head) * tensors.lse.size(2) + s.q_start;
+}
+
+}  // namespace qkv::cpu

@@ -1,0 +1,127 @@
+#include "cpu/attention_mask.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace qkv::cpu {
+
+BlockMask::BlockMask(const AttentionProblem& problem, std::int64_t sequence)
+    : problem_(problem),
+      sequence_(problem.sequences[sequence]),
+      batch_(sequence_.q_batch),
+      needs_bytes_(problem.allowed.defined()) {
+  const bool has_window = problem.left >= 0 || problem.right >= 0;
+  if (!problem.global_positions.defined() || !has_window) return;
+  needs_bytes_ = true;
+  const Tensor& global = problem.global_positions;
+  const bool* flags = global.data<bool>() + batch_ * global.stride(0);
+  global_count_.resize(static_cast<std::size_t>(sequence_.k_rows) + 1);
+  for (std::int64_t j = 0; j < sequence_.k_rows; ++j) {
+    global_count_[j + 1] = global_count_[j] + (flags[j * global.stride(1)] ? 1 : 0);
+  }
+}
+
+bool BlockMask::is_global(std::int64_t position) const {
+  return position >= 0 && position < sequence_.k_rows &&
+         global_before(position + 1) > global_before(position);
+}
+
+std::int64_t BlockMask::global_before(std::int64_t position) const {
+  return global_count_.empty() ? 0 : global_count_[position];
+}
+
+void BlockMask::set_rows(std::int64_t head, const std::int64_t* rows, std::int64_t count) {
+  constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max();
+  head_ = head;
+  rows_.assign(rows, rows + count);
+  intervals_.resize(static_cast<std::size_t>(count));
+  ends_.resize(static_cast<std::size_t>(count));
+  reach_ = {kFar, 0};
+  common_ = {0, kFar};
+  bool any_global_key = false;
+  for (std::int64_t r = 0; r < count; ++r) {
+    const std::int64_t position = rows[r] + sequence_.offset;
+    std::int64_t end = rows[r] < sequence_.q_seeing ? sequence_.k_visible : 0;
+    if (problem_.causal) end = std::min(end, position + 1);
+    end = std::max<std::int64_t>(end, 0);
+    KeyInterval seen{0, end};
+    const bool unbound = !global_count_.empty() && is_global(position);
+    if (problem_.left >= 0 && !unbound) seen.begin = std::max<std::int64_t>(0, position - problem_.left);
+    if (problem_.right >= 0 && !unbound) seen.end = std::min(end, position + problem_.right + 1);
+    if (seen.end <= seen.begin) seen = {0, 0};
+    intervals_[r] = seen;
+    ends_[r] = end;
+    if (seen.end > seen.begin) {
+      reach_.begin = std::min(reach_.begin, seen.begin);
+      reach_.end = std::max(reach_.end, seen.end);
+    }
+    if (global_before(end) > 0) {
+      any_global_key = true;
+      reach_.end = std::max(reach_.end, end);
+    }
+    common_.begin = std::max(common_.begin, seen.begin);
+    common_.end = std::min(common_.end, seen.end);
+  }
+  if (any_global_key) reach_.begin = 0;
+  if (reach_.end <= reach_.begin) reach_ = {0, 0};
+}
+
+TileKind BlockMask::classify(std::int64_t key_begin, std::int64_t key_end) const {
+  if (key_end <= reach_.begin || key_begin >= reach_.end) return TileKind::hidden;
+  const bool common = key_begin >= common_.begin && key_end <= common_.end;
+  if (common && !problem_.allowed.defined()) return TileKind::full;
+  if (!needs_bytes_) return TileKind::partial;
+
+  bool any = false, all = true;
+  for (std::size_t r = 0; r < rows_.size() && (!any || all); ++r) {
+    const KeyInterval& seen = intervals_[r];
+    const std::int64_t begin = std::max(seen.begin, key_begin), end = std::min(seen.end, key_end);
+    const std::int64_t global_end = std::clamp(ends_[r], key_begin, key_end);
+    const bool has_global = global_before(global_end) > global_before(key_begin);
+    if (begin >= end && !has_global) {
+      all = false;
+      continue;
+    }
+    all = all && begin <= key_begin && end >= key_end;
+    if (!problem_.allowed.defined()) {
+      any = true;
+      continue;
+    }
+    const Tensor& allowed = problem_.allowed;
+    const bool* row = allowed.data<bool>() + batch_ * allowed.stride(0) +
+                      head_ * allowed.stride(1) + rows_[r] * allowed.stride(2);
+    const std::int64_t stride = allowed.stride(3);
+    for (std::int64_t j = key_begin; j < key_end; ++j) {
+      if (row[j * stride]) {
+        any = true;
+      } else {
+        all = false;
+      }
+    }
+  }
+  return !any ? TileKind::hidden : all ? TileKind::full : TileKind::partial;
+}
+
+void BlockMask::write_bytes(std::int64_t r, std::int64_t key_begin, std::int64_t key_end,
+                            std::uint8_t* visible) const {
+  const KeyInterval& seen = intervals_[r];
+  for (std::int64_t j = key_begin; j < key_end; ++j) {
+    visible[j - key_begin] = j >= seen.begin && j < seen.end;
+  }
+  if (!global_count_.empty()) {
+    for (std::int64_t j = key_begin; j < std::min(key_end, ends_[r]); ++j) {
+      if (global_count_[j + 1] > global_count_[j]) visible[j - key_begin] = 1;
+    }
+  }
+  if (problem_.allowed.defined()) {
+    const Tensor& allowed = problem_.allowed;
+    const bool* row = allowed.data<bool>() + batch_ * allowed.stride(0) +
+                      head_ * allowed.stride(1) + rows_[r] * allowed.stride(2);
+    const std::int64_t stride = allowed.stride(3);
+    for (std::int64_t j = key_begin; j < key_end; ++j) {
+      visible[j - key_begin] = static_cast<std::uint8_t>(visible[j - key_begin] & (row[j * stride] ? 1 : 0));
+    }
+  }
+}
+
+}  // namespace qkv::cpu

@@ -1,0 +1,65 @@
+#include "cpu/attention_plan.h"
+
+#include <cmath>
+
+#include "core/philox.h"
+
+namespace qkv::cpu {
+
+Rows rows_of(const Tensor& x, std::int64_t batch, std::int64_t head, std::int64_t first_row) {
+  const std::int64_t first = batch * x.stride(0) + head * x.stride(1) + first_row * x.stride(2);
+  return {static_cast<std::byte*>(x.raw()) + first * static_cast<std::int64_t>(size_of(x.dtype())),
+          x.dtype(), x.stride(2), x.stride(3)};
+}
+
+DiagonalBias::DiagonalBias(const AttentionProblem& problem, std::int64_t sequence,
+                           std::int64_t slack)
+    : problem_(problem),
+      sequence_(sequence),
+      slack_(slack),
+      rows_(problem.sequences[sequence].q_rows),
+      keys_(problem.sequences[sequence].k_rows),
+      offset_(problem.sequences[sequence].offset),
+      defined_(problem.has_diagonal_bias() && rows_ > 0 && keys_ > 0) {
+  if (!defined_) return;
+  values_ = Scratch<float>(diagonals() + 2 * slack_);
+  std::fill_n(values_.get(), diagonals() + 2 * slack_, 0.0f);
+  if (!problem.table.defined()) return;
+  buckets_.resize(static_cast<std::size_t>(diagonals()));
+  for (std::int64_t t = 0; t < diagonals(); ++t) {
+    buckets_[t] = relative_bucket(relative(t), problem.table.size(0), problem.bidirectional,
+                                  problem.max_distance);
+  }
+}
+
+void DiagonalBias::set_head(std::int64_t head) {
+  if (!defined_) return;
+  float* values = values_.get() + slack_;
+  if (problem_.table.defined()) {
+    const float* table = problem_.table.data<float>() + head;
+    const std::int64_t heads = problem_.heads;
+    for (std::int64_t t = 0; t < diagonals(); ++t) values[t] = table[buckets_[t] * heads];
+  } else {
+    const Tensor& slopes = problem_.slopes;
+    const float slope =
+        slopes.data<float>()[sequence_ * slopes.stride(0) + head * slopes.stride(1)];
+    for (std::int64_t t = 0; t < diagonals(); ++t) {
+      values[t] = -slope * static_cast<float>(std::abs(relative(t)));
+    }
+  }
+}
+
+void dropout_row(const AttentionProblem& problem, std::int64_t sequence, std::int64_t head,
+                 std::int64_t row, std::int64_t begin, std::int64_t count, float* keep) {
+  const std::uint32_t threshold = dropout_threshold(problem.dropout);
+  const float kept = 1 / (1 - problem.dropout);
+  for (std::int64_t j = 0; j < count; j += 4) {
+    const auto words = philox_words(
+        {static_cast<std::uint32_t>((begin + j) / 4), static_cast<std::uint32_t>(row),
+         static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(sequence)},
+        problem.seed);
+    for (int i = 0; i < 4; ++i) keep[j + i] = words[i] >= threshold ? kept : 0.0f;
+  }
+}
+
+}  // namespace qkv::cpu

@@ -1,0 +1,68 @@
+// The weights of chosen heads and rows, or their averages over blocks: for looking. Blocks of rows
+// run as in forward, without values.
+#include <algorithm>
+
+#include "core/threads.h"
+#include "cpu/attention_block.h"
+#include "cpu/kernels.h"
+#include "cpu/targets.h"
+
+namespace qkv::cpu {
+namespace {
+
+// Adds the weights of rows [first, first + count) of the selection to their pooled rows.
+void pool(const AttentionWeights& wanted, const float* weights, std::int64_t keys,
+          std::int64_t first, std::int64_t count, float* to) {
+  const auto rows = static_cast<std::int64_t>(wanted.rows.size());
+  const std::int64_t columns = wanted.weights.size(3);
+  for (std::int64_t r = 0; r < count; ++r, weights += keys) {
+    const std::int64_t block = (first + r) / wanted.pool_rows;
+    const std::int64_t in_block =
+        std::min(wanted.pool_rows, rows - block * wanted.pool_rows);
+    const float share = 1.0f / static_cast<float>(in_block);
+    float* row = to + block * columns;
+    if (wanted.pool_keys == 1) {
+      for (std::int64_t j = 0; j < keys; ++j) row[j] += share * weights[j];
+    } else {
+      for (std::int64_t j = 0; j < keys; ++j) row[j / wanted.pool_keys] += share * weights[j];
+    }
+  }
+}
+
+}  // namespace
+
+void attention_weights(const AttentionProblem& problem, const AttentionWeights& wanted) {
+  const AttentionEngine& engine = attention_engine(problem.q.dtype());
+  const PackedTiles sizes = packed_sizes(problem, engine);
+  const auto heads = static_cast<std::int64_t>(wanted.heads.size());
+  const auto rows = static_cast<std::int64_t>(wanted.rows.size());
+  const std::int64_t per_head = wanted.weights.size(2) * wanted.weights.size(3);
+  parallel_for(static_cast<std::int64_t>(problem.sequences.size()) * heads, [&](std::int64_t at) {
+    const std::int64_t sequence = at / heads, head = wanted.heads[at % heads];
+    const AttentionSequence& s = problem.sequences[sequence];
+    const std::int64_t tiles = (s.k_visible + engine.tile_keys - 1) / engine.tile_keys;
+    PackedTiles packed = sizes;
+    const Scratch<std::byte> keys(std::max<std::int64_t>(tiles, 1) * sizes.key_bytes);
+    packed.keys = keys.get();
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      pack_tile(problem, engine, packed, sequence, head / problem.group(), tile);
+    }
+    BlockMask mask(problem, sequence);
+    DiagonalBias diagonal(problem, sequence, engine.tile_keys);
+    diagonal.set_head(head);
+    const Scratch<float> block(engine.tile_rows * s.k_rows);
+    for (std::int64_t first = 0; first < rows; first += engine.tile_rows) {
+      const std::int64_t count = std::min(engine.tile_rows, rows - first);
+      std::fill_n(block.get(), count * s.k_rows, 0.0f);
+      BlockJob job{problem, engine, packed, mask, diagonal, sequence, head,
+                   wanted.rows.data() + first, count};
+      job.weights = block.get();
+      job.weights_stride = s.k_rows;
+      run_block(job);
+      pool(wanted, block.get(), s.k_rows, first, count,
+           wanted.weights.data<float>() + at * per_head);
+    }
+  });
+}
+
+}  // namespace qkv::cpu

@@ -1,0 +1,82 @@
+// exp2 and tanh for vectors of f32, as exact as a softmax needs and no more. Per-target code:
+// included once per SIMD target, inside HWY_NAMESPACE.
+#if defined(QKV_CPU_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QKV_CPU_EXP_INL_H_
+#undef QKV_CPU_EXP_INL_H_
+#else
+#define QKV_CPU_EXP_INL_H_
+#endif
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace qkv::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// The larger of the two, x when x is NaN. (x86 returns the second operand on NaN, Arm the NaN.)
+template <class V>
+HWY_INLINE V max_keeping_nan(V bound, V x) {
+  return hn::Max(bound, x);
+}
+
+// 2^x for x <= 127, relative error below 2e-7; exactly 1 at 0, exactly 0 below -127 (so -inf
+// gives 0), NaN for NaN. Above 127 undefined: a softmax never asks.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp2_fast(D d, V x) {
+  const V c1 = hn::Set(d, 0.6931470036506653f), c2 = hn::Set(d, 0.24022242426872253f);
+  const V c3 = hn::Set(d, 0.05550733581185341f), c4 = hn::Set(d, 0.009671512991189957f);
+  const V c5 = hn::Set(d, 0.001326472731307149f), one = hn::Set(d, 1.0f);
+#if HWY_TARGET == HWY_AVX3
+  // VSCALEF multiplies by 2^k and saturates to 0; two instructions fewer than building 2^k.
+  const V t = max_keeping_nan(hn::Set(d, -200.0f), x);
+  const V k = V{_mm512_roundscale_ps(t.raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  const V f = hn::Sub(t, k);
+  V p = hn::MulAdd(c5, f, c4);
+  p = hn::MulAdd(p, f, c3);
+  p = hn::MulAdd(p, f, c2);
+  p = hn::MulAdd(p, f, c1);
+  p = hn::MulAdd(p, f, one);
+  // Subnormal weights would be slow to multiply and are far below any rounding error: flush them.
+  const __mmask16 normal = _mm512_cmp_ps_mask(t.raw, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return V{_mm512_maskz_scalef_ps(normal, p.raw, k.raw)};
+#else
+  // Adding 1.5 * 2^23 rounds t to an integer k in the low bits; shifted up they are 2^k.
+  const hn::RebindToSigned<D> di;
+  const V magic = hn::Set(d, 12582912.0f);
+  const V t = max_keeping_nan(hn::Set(d, -127.0f), x);
+  const V shifted = hn::Add(t, magic);
+  const V f = hn::Sub(t, hn::Sub(shifted, magic));
+  V p = hn::MulAdd(c5, f, c4);
+  p = hn::MulAdd(p, f, c3);
+  p = hn::MulAdd(p, f, c2);
+  p = hn::MulAdd(p, f, c1);
+  p = hn::MulAdd(p, f, one);
+  const auto exponent = hn::Add(hn::BitCast(di, shifted), hn::Set(di, 127));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(exponent)));
+#endif
+}
+
+// tanh(x), relative error below 4e-7.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V tanh_fast(D d, V x) {
+  const V one = hn::Set(d, 1.0f);
+  const V magnitude = hn::Abs(x);
+  // Small: an odd polynomial. Elsewhere 1 - 2 / (e^2|x| + 1), which would cancel near 0.
+  const V u = hn::Mul(x, x);
+  V small = hn::MulAdd(hn::Set(d, -0.005717045161873102f), u, hn::Set(d, 0.02065058797597885f));
+  small = hn::MulAdd(small, u, hn::Set(d, -0.05374349653720856f));
+  small = hn::MulAdd(small, u, hn::Set(d, 0.13331490755081177f));
+  small = hn::MulAdd(small, u, hn::Set(d, -0.3333328366279602f));
+  small = hn::MulAdd(hn::Mul(small, u), x, x);
+  const V bounded = hn::Min(hn::Set(d, 10.0f), magnitude);  // tanh(10) == 1 in f32
+  const V e = exp2_fast(d, hn::Mul(bounded, hn::Set(d, 2.8853900817779268f)));
+  const V large = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(e, one)));
+  const V result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.625f)), small,
+                                  hn::CopySign(large, x));
+  return hn::IfThenElse(hn::Eq(x, x), result, x);  // NaN stays NaN
+}
+
+}  // namespace qkv::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,127 @@
+// Moving rows between tensors of any dtype and stride and contiguous f32 or bf16 working memory.
+// Per-target code: included once per SIMD target.
+#if defined(QKV_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QKV_CPU_ROWS_INL_H_
+#undef QKV_CPU_ROWS_INL_H_
+#else
+#define QKV_CPU_ROWS_INL_H_
+#endif
+
+#include <cstring>
+
+#include "cpu/attention_plan.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace qkv::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class T>
+HWY_INLINE void load_row(const T* from, std::int64_t step, std::int64_t count, float* to) {
+  const hn::ScalableTag<float> d;
+  std::int64_t i = 0;
+  if (step == 1) {
+    if constexpr (std::is_same_v<T, float>) {
+      std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
+      return;
+    } else {
+      using Lane = std::conditional_t<std::is_same_v<T, bf16>, hwy::bfloat16_t, hwy::float16_t>;
+      const hn::Rebind<Lane, decltype(d)> narrow;
+      const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+      for (; i + lanes <= count; i += lanes) {
+        const auto* lane = reinterpret_cast<const Lane*>(from + i);
+        hn::StoreU(hn::PromoteTo(d, hn::LoadU(narrow, lane)), d, to + i);
+      }
+    }
+  }
+  for (; i < count; ++i) to[i] = static_cast<float>(from[i * step]);
+}
+
+// to[r][0 .. columns) = f32 of row r, `to_stride` apart; zeros up to `padded` columns.
+inline void load_rows(const Rows& from, std::int64_t rows, std::int64_t columns, float* to,
+                      std::int64_t to_stride) {
+  for (std::int64_t r = 0; r < rows; ++r, to += to_stride) {
+    const std::byte* row = from.row(r);
+    switch (from.dtype) {
+      case DType::bf16: load_row(reinterpret_cast<const bf16*>(row), from.step, columns, to); break;
+      case DType::f16: load_row(reinterpret_cast<const f16*>(row), from.step, columns, to); break;
+      default: load_row(reinterpret_cast<const float*>(row), from.step, columns, to);
+    }
+    std::fill(to + columns, to + to_stride, 0.0f);
+  }
+}
+
+// The same bits: bf16 rows to contiguous bf16 rows.
+inline void load_rows(const Rows& from, std::int64_t rows, std::int64_t columns, bf16* to,
+                      std::int64_t to_stride) {
+  for (std::int64_t r = 0; r < rows; ++r, to += to_stride) {
+    const auto* row = reinterpret_cast<const bf16*>(from.row(r));
+    if (from.step == 1) {
+      std::memcpy(to, row, static_cast<std::size_t>(columns) * sizeof(bf16));
+    } else {
+      for (std::int64_t i = 0; i < columns; ++i) to[i] = row[i * from.step];
+    }
+    std::fill(to + columns, to + to_stride, bf16());
+  }
+}
+
+// Row r of the tensor = f32 values rounded to its dtype.
+inline void store_row(const float* from, std::int64_t count, const Rows& to, std::int64_t r) {
+  std::byte* row = to.row(r);
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  switch (to.dtype) {
+    case DType::bf16:
+      for (; i < count; ++i) reinterpret_cast<bf16*>(row)[i * to.step] = bf16(from[i]);
+      break;
+    case DType::f16: {
+      auto* out = reinterpret_cast<f16*>(row);
+      const hn::Rebind<hwy::float16_t, decltype(d)> narrow;
+      if (to.step == 1) {
+        for (; i + lanes <= count; i += lanes) {
+          hn::StoreU(hn::DemoteTo(narrow, hn::LoadU(d, from + i)), narrow,
+                     reinterpret_cast<hwy::float16_t*>(out + i));
+        }
+      }
+      for (; i < count; ++i) out[i * to.step] = f16(from[i]);
+      break;
+    }
+    default: {
+      auto* out = reinterpret_cast<float*>(row);
+      if (to.step == 1) {
+        std::memcpy(out, from, static_cast<std::size_t>(count) * sizeof(float));
+      } else {
+        for (; i < count; ++i) out[i * to.step] = from[i];
+      }
+    }
+  }
+}
+
+// Whether every value is finite: x - x is 0 exactly then.
+inline bool all_finite(const float* x, std::int64_t count) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  auto bad = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto v = hn::LoadU(d, x + i);
+    bad = hn::Or(bad, hn::Sub(v, v));
+  }
+  for (; i < count; ++i) {
+    if (x[i] - x[i] != 0) return false;
+  }
+  return hn::AllTrue(d, hn::Eq(bad, hn::Zero(d)));
+}
+inline bool all_finite(const bf16* x, std::int64_t count) {
+  std::uint16_t worst = 0;  // an exponent of all ones is an infinity or a NaN
+  for (std::int64_t i = 0; i < count; ++i) {
+    worst = std::max<std::uint16_t>(worst, x[i].bits & 0x7f80);
+  }
+  return worst < 0x7f80;
+}
+
+}  // namespace qkv::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,372 @@
+// Online softmax over the rows of a block: scores of one tile in, weights relative to the running
+// maximum out, and on the way everything that the statistics need. Per-target code.
+#if defined(QKV_CPU_SOFTMAX_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QKV_CPU_SOFTMAX_TILE_INL_H_
+#undef QKV_CPU_SOFTMAX_TILE_INL_H_
+#else
+#define QKV_CPU_SOFTMAX_TILE_INL_H_
+#endif
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "cpu/attention_block.h"
+#include "cpu/exp-inl.h"
+#include "cpu/score_row-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace qkv::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// One tile of a block: rows of scores, `stride` apart, overwritten by weights.
+struct TileScores {
+  float* scores;
+  bf16* narrow;  // where weights go instead when the engine multiplies bf16
+  std::int64_t stride;
+  std::int64_t first_key, keys, columns;  // columns >= keys, whole vectors
+  bool partial;                           // some pair is hidden
+  float* kept;                            // a copy of the weights before dropout, or null
+  std::int64_t kept_stride;
+};
+
+class SoftmaxRows {
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  static constexpr std::int64_t kRowsPerFlush = 8;  // of f32 moments into f64
+  using D = hn::ScalableTag<float>;
+  using V = hn::Vec<D>;
+
+ public:
+  SoftmaxRows(const BlockJob& job, std::int64_t rows)
+      : job_(job),
+        scorer_(job.problem, job.sequence, job.mask, job.diagonal),
+        lanes_(static_cast<std::int64_t>(hn::Lanes(D()))),
+        collect_(job.sums != nullptr),
+        unit_(scorer_.unit()),
+        to_log2_(scorer_.unit() * std::numbers::log2e_v<float>),
+        maximum_(rows + lanes_),
+        factor_(rows + lanes_),
+        shift_(rows + lanes_),
+        total_(rows * lanes_),
+        weighted_(collect_ ? rows * lanes_ : 0),
+        visible_(collect_ ? rows : 0),
+        top_(collect_ ? rows : 0),
+        keep_(job.problem.dropout > 0 ? job.engine.tile_keys : 0) {
+    scorer_.set_block(job.head, job.rows);
+    std::fill_n(maximum_.get(), rows + lanes_, -kInfinity);
+    std::fill_n(shift_.get(), rows + lanes_, -kInfinity);
+    std::fill_n(total_.get(), rows * lanes_, 0.0f);
+    if (!collect_) return;
+    std::fill_n(weighted_.get(), rows * lanes_, 0.0f);
+    std::fill_n(visible_.get(), rows, 0.0f);
+    std::fill_n(top_.get(), rows, -1);
+  }
+
+  // Turns the tile's scores into weights and rescales the output sums (null: none) where a row
+  // found a larger maximum.
+  void step(const TileScores& tile, float* sums, std::int64_t sums_stride) {
+    scorer_.set_tile(tile.first_key, tile.keys, tile.columns);
+    for (std::int64_t r = 0; r < job_.count; ++r) {
+      float* row = tile.scores + r * tile.stride;
+      scorer_.finish_row(r, row, tile.partial, collect_);
+      const float largest = largest_of(row, tile.columns);
+      // NaN compares false and is left to the weights: it becomes NaN there, in this row alone.
+      shift_[r] = largest > maximum_[r] ? largest : maximum_[r];
+      if (collect_ && largest > maximum_[r]) top_[r] = tile.first_key + find(row, largest);
+    }
+    update_factors();
+    if (collect_ && !has_pivot_) choose_pivot();
+    const bool extras = tile.kept != nullptr || job_.problem.dropout > 0;
+    for (std::int64_t r = 0; r < job_.count; ++r) {
+      if (extras) {
+        weigh_row<true, true>(tile, r);
+      } else if (collect_) {
+        weigh_row<true, false>(tile, r);
+      } else {
+        weigh_row<false, false>(tile, r);
+      }
+      if (collect_ && (r + 1) % kRowsPerFlush == 0) flush_moments();
+    }
+    if (collect_) flush_moments();
+    if (sums != nullptr) rescale(sums, sums_stride);
+  }
+
+  float maximum(std::int64_t r) const { return maximum_[r]; }
+
+  // Row totals, with the sink; after the last tile.
+  void finish() {
+    results_.resize(static_cast<std::size_t>(job_.count));
+    const bool has_sink = job_.problem.sinks.defined();
+    const double sink = has_sink ? job_.problem.sinks.data<float>()[job_.head] : -kInfinity;
+    for (std::int64_t r = 0; r < job_.count; ++r) {
+      Result& result = results_[r];
+      const double total = sum_lanes(total_.get() + r * lanes_);
+      result.sees = total != 0;  // NaN sees
+      if (!result.sees) continue;
+      const double top_score = double{maximum_[r]} * unit_;
+      const double reference = std::max(top_score, sink);
+      const double factor = has_sink ? std::exp(top_score - reference) : 1.0;
+      const double sink_part = has_sink ? std::exp(sink - reference) : 0.0;
+      const double all = total * factor + sink_part;
+      result.lse = static_cast<float>(reference + std::log(all));
+      result.factor = static_cast<float>(factor / all);
+      if (!collect_) continue;
+      // H = lse - sum p s, arranged so that large scores cancel before they are rounded.
+      const double weighted = sum_lanes(weighted_.get() + r * lanes_) * std::numbers::ln2;
+      result.entropy = static_cast<float>(std::log(all) + (reference - top_score) +
+                                          (sink_part == 0 ? 0.0 : top_score * sink_part / all) -
+                                          weighted * factor / all);
+    }
+  }
+
+  bool sees(std::int64_t r) const { return results_[r].sees; }
+
+  // From a weight kept when the maximum was `then` to the final one.
+  float final_factor(std::int64_t r, float then) const {
+    if (!results_[r].sees) return 0;
+    if (then == -kInfinity) return 0;
+    return static_cast<float>(std::exp((double{then} - maximum_[r]) * unit_)) * results_[r].factor;
+  }
+
+  void scale_output(std::int64_t r, float* row, std::int64_t count) const {
+    const float factor = results_[r].factor;
+    if (!results_[r].sees) {
+      std::fill_n(row, count, 0.0f);
+    } else {
+      for (std::int64_t i = 0; i < count; ++i) row[i] *= factor;
+    }
+  }
+
+  void write_rows(const AttentionResults& out, std::int64_t base) const {
+    const AttentionStatistics& s = out.statistics;
+    float* lse = out.lse.data<float>() + base;
+    float* entropy = s.entropy.defined() ? s.entropy.data<float>() + base : nullptr;
+    float* top = s.top_weight.defined() ? s.top_weight.data<float>() + base : nullptr;
+    std::int32_t* index = s.top_index.defined() ? s.top_index.data<std::int32_t>() + base : nullptr;
+    for (std::int64_t r = 0; r < job_.count; ++r) {
+      const Result& result = results_[r];
+      const std::int64_t i = job_.rows[r];
+      lse[i] = result.sees ? result.lse : -kInfinity;
+      if (entropy != nullptr) entropy[i] = result.sees ? result.entropy : 0;
+      if (top != nullptr) top[i] = result.sees ? result.factor : 0;  // the largest weight is 1
+      if (index != nullptr) index[i] = result.sees ? static_cast<std::int32_t>(top_[r]) : -1;
+    }
+  }
+
+  BlockSums block_sums() const {
+    BlockSums sums;
+    sums.max_logit = scorer_.max_logit();
+    for (std::int64_t r = 0; r < job_.count; ++r) {
+      const Result& result = results_[r];
+      if (scorer_.is_plain()) sums.max_logit = std::max(sums.max_logit, maximum_[r] * unit_);
+      if (!result.sees) continue;
+      sums.rows += 1;
+      sums.entropy += result.entropy;
+      if (visible_[r] > 1) sums.entropy_relative += result.entropy / std::log(visible_[r]);
+      if (result.factor > 0.99f) sums.saturated += 1;
+    }
+    sums.pairs = pairs_;
+    if (pairs_ > 0) {
+      sums.mean = (pivot_ + moment1_ / pairs_) * unit_;
+      sums.deviation = (moment2_ - moment1_ * moment1_ / pairs_) * unit_ * unit_;
+    }
+    return sums;
+  }
+
+ private:
+  struct Result {
+    bool sees = false;
+    float lse = 0, factor = 0, entropy = 0;
+  };
+
+  static double sum_lanes(const float* lanes) {
+    double sum = 0;
+    for (std::size_t i = 0; i < hn::Lanes(D()); ++i) sum += lanes[i];
+    return sum;
+  }
+
+  HWY_INLINE float largest_of(const float* row, std::int64_t columns) const {
+    const D d;
+    V a = hn::LoadU(d, row), b = a;
+    for (std::int64_t j = 0; j < columns; j += 2 * lanes_) {
+      a = hn::Max(a, hn::LoadU(d, row + j));
+      if (j + lanes_ < columns) b = hn::Max(b, hn::LoadU(d, row + j + lanes_));
+    }
+    return hn::GetLane(hn::MaxOfLanes(d, hn::Max(a, b)));
+  }
+
+  static std::int64_t find(const float* row, float value) {
+    std::int64_t j = 0;
+    while (row[j] != value) ++j;
+    return j;
+  }
+
+  // factor = 2^(old - new) for what has been summed so far; shift = the new maximum, or 0 in a row
+  // that has seen nothing, where -inf - -inf would be NaN.
+  void update_factors() {
+    const D d;
+    const V low = hn::Set(d, -kInfinity), scale = hn::Set(d, to_log2_);
+    for (std::int64_t r = 0; r < job_.count; r += lanes_) {
+      const V before = hn::LoadU(d, maximum_.get() + r), now = hn::LoadU(d, shift_.get() + r);
+      const V safe = hn::IfThenElse(hn::Eq(now, low), hn::Zero(d), now);
+      hn::StoreU(exp2_fast(d, hn::Mul(hn::Sub(before, safe), scale)), d, factor_.get() + r);
+      hn::StoreU(safe, d, shift_.get() + r);
+      if (collect_) rebase_weighted(r, before, safe);
+      hn::StoreU(now, d, maximum_.get() + r);
+    }
+  }
+
+  // sum p t is relative to the old maximum; t grows by (old - new) for every weight summed so far.
+  void rebase_weighted(std::int64_t first, V before, V safe) {
+    const D d;
+    HWY_ALIGN float change[hn::MaxLanes(D())];
+    const V moved = hn::Mul(hn::Sub(before, safe), hn::Set(d, to_log2_));
+    hn::Store(hn::IfThenElse(hn::Eq(before, hn::Set(d, -kInfinity)), hn::Zero(d), moved), d,
+              change);
+    for (std::int64_t r = first; r < std::min(first + lanes_, job_.count); ++r) {
+      if (change[r - first] == 0) continue;
+      float* weighted = weighted_.get() + r * lanes_;
+      const V total = hn::Load(d, total_.get() + r * lanes_);
+      hn::Store(hn::MulAdd(hn::Set(d, change[r - first]), total, hn::Load(d, weighted)), d,
+                weighted);
+    }
+  }
+
+  // Scores are summed relative to one of them, so that a common offset does not eat the variance.
+  void choose_pivot() {
+    for (std::int64_t r = 0; r < job_.count && !has_pivot_; ++r) {
+      if (std::isfinite(maximum_[r])) {
+        pivot_ = maximum_[r];
+        has_pivot_ = true;
+      }
+    }
+  }
+
+  template <bool kStatistics, bool kExtras>
+  HWY_NOINLINE void weigh_row(const TileScores& tile, std::int64_t r) {
+    if (tile.narrow != nullptr) {
+      weigh<true, kStatistics, kExtras>(tile, r);
+    } else {
+      weigh<false, kStatistics, kExtras>(tile, r);
+    }
+  }
+
+  template <bool kNarrow, bool kStatistics, bool kExtras>
+  HWY_INLINE void weigh(const TileScores& tile, std::int64_t r) {
+    const D d;
+    float* row = tile.scores + r * tile.stride;
+    const V shift = hn::Set(d, shift_[r]), scale = hn::Set(d, to_log2_);
+    const V factor = hn::Set(d, factor_[r]);
+    V total = hn::Mul(hn::Load(d, total_.get() + r * lanes_), factor);
+    [[maybe_unused]] V weighted = hn::Zero(d);
+    [[maybe_unused]] V sum = hn::Zero(d), squares = hn::Zero(d);
+    [[maybe_unused]] const V pivot = hn::Set(d, pivot_);
+    [[maybe_unused]] std::size_t seen = 0;
+    const bool statistics = kStatistics && collect_;
+    if (kExtras && job_.problem.dropout > 0) {
+      dropout_row(job_.problem, job_.sequence, job_.head, job_.rows[r], tile.first_key,
+                  tile.columns, keep_.get());
+    }
+    const auto weigh_vector = [&](std::int64_t j) HWY_ATTR {
+      const V s = hn::LoadU(d, row + j);
+      const V t = max_keeping_nan(hn::Set(d, -200.0f), hn::Mul(hn::Sub(s, shift), scale));
+      V p = exp2_fast(d, t);
+      total = hn::Add(total, p);
+      if (statistics) {
+        weighted = hn::MulAdd(p, t, weighted);
+        V centred = hn::Sub(s, pivot);
+        if (tile.partial) {
+          const auto hidden = hn::Eq(s, hn::Set(d, -kInfinity));
+          seen += static_cast<std::size_t>(lanes_) - hn::CountTrue(d, hidden);
+          centred = hn::IfThenZeroElse(hidden, centred);
+        }
+        sum = hn::Add(sum, centred);
+        squares = hn::MulAdd(centred, centred, squares);
+      }
+      if constexpr (kExtras) {
+        if (tile.kept != nullptr) {
+          hn::StoreU(p, d, tile.kept + r * tile.kept_stride + tile.first_key + j);
+        }
+        if (job_.problem.dropout > 0) p = hn::Mul(p, hn::LoadU(d, keep_.get() + j));
+      }
+      return p;
+    };
+    if constexpr (kNarrow) {
+      for (std::int64_t j = 0; j < tile.columns; j += 2 * lanes_) {
+        const V low = weigh_vector(j), high = weigh_vector(j + lanes_);
+        store_narrow(low, high, tile.narrow + r * tile.stride + j);
+      }
+    } else {
+      for (std::int64_t j = 0; j < tile.columns; j += lanes_) {
+        hn::StoreU(weigh_vector(j), d, row + j);
+      }
+    }
+    hn::Store(total, d, total_.get() + r * lanes_);
+    if (!statistics) return;
+    float* sum_to = weighted_.get() + r * lanes_;
+    hn::Store(hn::MulAdd(hn::Load(d, sum_to), factor, weighted), d, sum_to);
+    const std::int64_t count = tile.partial ? static_cast<std::int64_t>(seen) : tile.keys;
+    visible_[r] += static_cast<float>(count);
+    pairs_ += static_cast<double>(count);
+    hn::Store(hn::Add(hn::Load(d, pending1_), sum), d, pending1_);
+    hn::Store(hn::Add(hn::Load(d, pending2_), squares), d, pending2_);
+  }
+
+  // Two vectors of weights as bf16: adding half a unit in the last place and taking the upper
+  // halves rounds to nearest.
+  static HWY_INLINE void store_narrow(V low, V high, bf16* to) {
+    const hn::RebindToUnsigned<D> du;
+    const auto half = hn::Set(du, 0x8000u);
+    const auto a = hn::Add(hn::BitCast(du, low), half), b = hn::Add(hn::BitCast(du, high), half);
+#if HWY_TARGET == HWY_SCALAR
+    to[0].bits = static_cast<std::uint16_t>(hn::GetLane(a) >> 16);
+    to[1].bits = static_cast<std::uint16_t>(hn::GetLane(b) >> 16);
+#else
+    const hn::Repartition<std::uint16_t, D> d16;
+    hn::StoreU(hn::ConcatOdd(d16, hn::BitCast(d16, b), hn::BitCast(d16, a)), d16,
+               reinterpret_cast<std::uint16_t*>(to));
+#endif
+  }
+
+  void flush_moments() {
+    moment1_ += sum_lanes(pending1_);
+    moment2_ += sum_lanes(pending2_);
+    for (std::int64_t i = 0; i < lanes_; ++i) pending1_[i] = pending2_[i] = 0;
+  }
+
+  void rescale(float* sums, std::int64_t stride) const {
+    const D d;
+    const std::int64_t columns = round_up(job_.problem.value_size, job_.engine.column_multiple);
+    for (std::int64_t r = 0; r < job_.count; ++r) {
+      if (factor_[r] == 1) continue;
+      const V factor = hn::Set(d, factor_[r]);
+      float* row = sums + r * stride;
+      for (std::int64_t j = 0; j < columns; j += lanes_) {
+        hn::StoreU(hn::Mul(hn::LoadU(d, row + j), factor), d, row + j);
+      }
+    }
+  }
+
+  const BlockJob& job_;
+  ScoreRows scorer_;
+  std::int64_t lanes_;
+  bool collect_;
+  float unit_, to_log2_;  // from what the tile holds to scores, and to their base-2 logarithm
+  Scratch<float> maximum_, factor_, shift_;  // per row
+  Scratch<float> total_, weighted_;          // per row and lane: sum of p, sum of p log2 p'
+  Scratch<float> visible_;
+  Scratch<std::int64_t> top_;
+  Scratch<float> keep_;
+  bool has_pivot_ = false;
+  float pivot_ = 0;
+  double pairs_ = 0, moment1_ = 0, moment2_ = 0;
+  HWY_ALIGN float pending1_[hn::MaxLanes(D())] = {};
+  HWY_ALIGN float pending2_[hn::MaxLanes(D())] = {};
+  std::vector<Result> results_;
+};
+
+}  // namespace qkv::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

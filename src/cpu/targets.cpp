@@ -1,0 +1,95 @@
+#include "cpu/targets.h"
+
+#include <atomic>
+#include <cstdlib>
+
+#include "core/check.h"
+#include "hwy/highway.h"
+#include "hwy/targets.h"
+#include "qkv/cpu.h"
+
+namespace qkv {
+namespace {
+
+struct CpuTarget {
+  const char* name;
+  std::int64_t highway;
+  const cpu::AttentionEngine* (*bf16)();  // null result: the machine cannot run it
+  bool needs_bf16;
+};
+
+const cpu::AttentionEngine* no_engine() { return nullptr; }
+
+// Best first.
+constexpr CpuTarget kTargets[] = {
+#if HWY_ARCH_X86
+    {"amx", HWY_AVX3, cpu::amx_engine, true},
+    {"avx512_bf16", HWY_AVX3, cpu::avx512_bf16_engine, true},
+    {"avx512", HWY_AVX3, no_engine, false},
+    {"avx2", HWY_AVX2, no_engine, false},
+    {"sse4", HWY_SSE4, no_engine, false},
+#elif HWY_ARCH_ARM
+    {"neon_bf16", HWY_NEON, cpu::neon_bf16_engine, true},
+    {"neon", HWY_NEON, no_engine, false},
+#endif
+    {"scalar", HWY_STATIC_TARGET, no_engine, false},
+};
+
+std::vector<const CpuTarget*> available() {
+  static const std::vector<const CpuTarget*> list = [] {
+    std::vector<const CpuTarget*> found;
+    const std::int64_t supported = hwy::SupportedTargets();
+    for (const CpuTarget& target : kTargets) {
+      const bool runs = (target.highway & HWY_TARGETS) != 0 &&
+                        ((target.highway & supported) != 0 || target.highway == HWY_STATIC_TARGET);
+      if (runs && (!target.needs_bf16 || target.bf16() != nullptr)) found.push_back(&target);
+    }
+    return found;
+  }();
+  return list;
+}
+
+std::atomic<const CpuTarget*>& current() {
+  static std::atomic<const CpuTarget*> target{nullptr};
+  return target;
+}
+
+const CpuTarget& select(const std::string& name) {
+  std::string names;
+  for (const CpuTarget* target : available()) {
+    if (name == target->name) {
+      hwy::SetSupportedTargetsForTest(target->highway);
+      hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+      current().store(target);
+      return *target;
+    }
+    names += (names.empty() ? "" : ", ") + std::string(target->name);
+  }
+  fail("CPU target '{}' is not available; this machine and build have {}", name, names);
+}
+
+const CpuTarget& in_use() {
+  // Decided once, before the first kernel; a bad QKV_CPU_TARGET is an Error each time.
+  if (const CpuTarget* target = current().load()) return *target;
+  const char* wanted = std::getenv("QKV_CPU_TARGET");
+  return select(wanted != nullptr && *wanted != '\0' ? wanted : available().front()->name);
+}
+
+}  // namespace
+
+std::vector<std::string> cpu_targets() {
+  std::vector<std::string> names;
+  for (const CpuTarget* target : available()) names.emplace_back(target->name);
+  return names;
+}
+
+std::string cpu_target() { return in_use().name; }
+
+void set_cpu_target(const std::string& name) { select(name); }
+
+namespace cpu {
+
+const AttentionEngine* native_bf16_engine() { return in_use().bf16(); }
+
+}  // namespace cpu
+}  // namespace qkv

@@ -1,0 +1,11 @@
+// The CPU target in use: a Highway target, and with it perhaps an engine for bf16.
+#pragma once
+
+#include "cpu/attention_engine.h"
+
+namespace qkv::cpu {
+
+// The bf16 engine of the target in use; null when it has none and bf16 is computed in f32.
+const AttentionEngine* native_bf16_engine();
+
+}  // namespace qkv::cpu
