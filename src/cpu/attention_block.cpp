@@ -221,7 +221,7 @@ class Block {
   void hand_out_weights() {
     for (std::size_t t = 0; t < kept_first_.size(); ++t) {
       const std::int64_t first = kept_first_[t];
-      const std::int64_t count = std::min(engine_.tile_keys, sequence_.k_visible - first);
+      const std::int64_t count = std::min(engine_.tile_keys, job_.mask.reach().end - first);
       for (std::int64_t r = 0; r < count_; ++r) {
         const float factor = softmax_.final_factor(r, kept_max_[t * count_ + r]);
         const float* from = kept_.get() + r * kept_stride_ + first;

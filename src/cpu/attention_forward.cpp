@@ -4,6 +4,7 @@
 
 #include "core/threads.h"
 #include "cpu/attention_block.h"
+#include "cpu/attention_decode.h"
 #include "cpu/kernels.h"
 #include "cpu/targets.h"
 
@@ -198,6 +199,8 @@ class Forward {
 }  // namespace
 
 void attention_forward(const AttentionProblem& problem, const AttentionResults& results) {
+  static_cast<void>(native_bf16_engine());  // settles the CPU target
+  if (is_decode(problem, results)) return attention_decode(problem, results);
   Forward(problem, results).run();
 }
 

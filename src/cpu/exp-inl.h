@@ -13,10 +13,27 @@ HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The larger of the two, x when x is NaN. (x86 returns the second operand on NaN, Arm the NaN.)
+// The larger, or the smaller, of the two; x when x is NaN. x86 returns the second operand on NaN.
+// Highway's Max and Min on Arm are FMAXNM and FMINNM, which drop NaN where FMAX and FMIN keep it.
 template <class V>
 HWY_INLINE V max_keeping_nan(V bound, V x) {
+#if HWY_TARGET == HWY_NEON
+  return V{vmaxq_f32(bound.raw, x.raw)};
+#elif HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
   return hn::Max(bound, x);
+#else
+  return hn::IfThenElse(hn::Lt(x, bound), bound, x);
+#endif
+}
+template <class V>
+HWY_INLINE V min_keeping_nan(V bound, V x) {
+#if HWY_TARGET == HWY_NEON
+  return V{vminq_f32(bound.raw, x.raw)};
+#elif HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  return hn::Min(bound, x);
+#else
+  return hn::IfThenElse(hn::Lt(bound, x), bound, x);
+#endif
 }
 
 // 2^x for x <= 127, relative error below 2e-7; exactly 1 at 0, exactly 0 below -127 (so -inf
@@ -39,9 +56,10 @@ HWY_INLINE V exp2_fast(D d, V x) {
   const __mmask16 normal = _mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   return V{_mm512_maskz_scalef_ps(normal, p.raw, k.raw)};
 #else
-  // Adding 1.5 * 2^23 rounds t to an integer k in the low bits; shifted up they are 2^k.
+  // Adding 1.5 * 2^23 + 127 rounds t to an integer k and leaves k + 127 in the low bits; shifted up
+  // they are 2^k.
   const hn::RebindToSigned<D> di;
-  const V magic = hn::Set(d, 12582912.0f);
+  const V magic = hn::Set(d, 12583039.0f);
   const V t = max_keeping_nan(hn::Set(d, -127.0f), x);
   const V shifted = hn::Add(t, magic);
   const V f = hn::Sub(t, hn::Sub(shifted, magic));
@@ -50,8 +68,7 @@ HWY_INLINE V exp2_fast(D d, V x) {
   p = hn::MulAdd(p, f, c2);
   p = hn::MulAdd(p, f, c1);
   p = hn::MulAdd(p, f, one);
-  const auto exponent = hn::Add(hn::BitCast(di, shifted), hn::Set(di, 127));
-  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(exponent)));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
 #endif
 }
 

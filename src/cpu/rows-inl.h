@@ -16,6 +16,15 @@ HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// Highway 1.0.3 emulates f16 where the target has no instruction for it, without infinities and NaN
+// (-inf becomes -65536) and without rounding; f16 itself has them, one at a time.
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || \
+    (HWY_ARCH_X86 && HWY_TARGET >= HWY_SSE4)
+inline constexpr bool kHalfByInstruction = false;
+#else
+inline constexpr bool kHalfByInstruction = true;
+#endif
+
 template <class T>
 HWY_INLINE void load_row(const T* from, std::int64_t step, std::int64_t count, float* to) {
   const hn::ScalableTag<float> d;
@@ -24,7 +33,7 @@ HWY_INLINE void load_row(const T* from, std::int64_t step, std::int64_t count, f
     if constexpr (std::is_same_v<T, float>) {
       std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
       return;
-    } else {
+    } else if constexpr (std::is_same_v<T, bf16> || kHalfByInstruction) {
       using Lane = std::conditional_t<std::is_same_v<T, bf16>, hwy::bfloat16_t, hwy::float16_t>;
       const hn::Rebind<Lane, decltype(d)> narrow;
       const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -99,7 +108,7 @@ inline void store_row(const float* from, std::int64_t count, const Rows& to, std
     case DType::f16: {
       auto* out = reinterpret_cast<f16*>(row);
       const hn::Rebind<hwy::float16_t, decltype(d)> narrow;
-      if (to.step == 1) {
+      if (kHalfByInstruction && to.step == 1) {
         for (; i + lanes <= count; i += lanes) {
           hn::StoreU(hn::DemoteTo(narrow, hn::LoadU(d, from + i)), narrow,
                      reinterpret_cast<hwy::float16_t*>(out + i));
