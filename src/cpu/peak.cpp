@@ -1,5 +1,7 @@
 #include "cpu/peak.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -17,15 +19,23 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Long enough to hide starting the threads (some microseconds), short enough that in some of the
-// runs a thread is not interrupted by anything else on the machine.
+// Long enough to hide starting the threads (some microseconds), short enough that some runs are not
+// interrupted (a thread that was finds its caches cold and its core slower).
 constexpr double kRunSeconds = 1e-3;
 constexpr int kRuns = 120;
-constexpr double kMaxSeconds = 0.5;  // on a busy machine
+constexpr auto kMaxTime = std::chrono::milliseconds(500);  // on a busy machine
+
+// The time this thread has been running: waiting for a core does not count, so that a busy machine
+// shows the same peak as an idle one.
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 struct Span {
   Clock::time_point start, end;
-  double seconds() const { return std::chrono::duration<double>(end - start).count(); }
+  double seconds = 0;  // of the thread
 };
 
 // One share of the work for each thread.
@@ -34,7 +44,9 @@ std::vector<Span> run_all(const cpu::PeakLoop& loop, std::int64_t rounds, int th
   parallel_for(threads, [&](std::int64_t i) {
     Span& span = spans[static_cast<std::size_t>(i)];
     span.start = Clock::now();
+    const double before = thread_seconds();
     loop.work(rounds);
+    span.seconds = std::max(thread_seconds() - before, 1e-9);
     span.end = Clock::now();
   });
   return spans;
@@ -49,20 +61,19 @@ bool together(const std::vector<Span>& spans) {
          std::min_element(spans.begin(), spans.end(), by_end)->end;
 }
 
-// Each thread's fastest share, added up: on a busy machine hardly any run has all threads
-// undisturbed at once.
+// Each thread's fastest share, added up: hardly any run has all threads undisturbed at once.
 double best_gflops(const cpu::PeakLoop& loop) {
   const int threads = num_threads();
   std::int64_t rounds = 1024;
-  while (run_all(loop, rounds, 1).front().seconds() < kRunSeconds) rounds *= 2;
+  while (run_all(loop, rounds, 1).front().seconds < kRunSeconds) rounds *= 2;
   std::vector<double> best(static_cast<std::size_t>(threads), 0), any = best;
   const auto raise = [](std::vector<double>& rates, const std::vector<Span>& spans) {
     for (std::size_t i = 0; i < spans.size(); ++i) {
-      rates[i] = std::max(rates[i], 1 / std::max(spans[i].seconds(), 1e-9));
+      rates[i] = std::max(rates[i], 1 / spans[i].seconds);
     }
   };
   const auto start = Clock::now();
-  for (int good = 0; good < kRuns && Span{start, Clock::now()}.seconds() < kMaxSeconds;) {
+  for (int good = 0; good < kRuns && Clock::now() - start < kMaxTime;) {
     const std::vector<Span> spans = run_all(loop, rounds, threads);
     raise(any, spans);
     if (!together(spans)) continue;
