@@ -128,7 +128,7 @@ Tensor Tensor::wrap(void* data, const Shape& shape, DType dtype,
   auto context = std::make_unique<std::shared_ptr<const void>>(std::move(owner));
   tensor.storage_ =
       std::make_shared<Storage>(data, bytes, kCpu, release_owner, context.get());
-  context.release();  // the storage has it now
+  static_cast<void>(context.release());  // the storage has it now
   tensor.shape_ = shape;
   tensor.strides_ = row_major_strides(shape);
   tensor.dtype_ = dtype;

@@ -74,6 +74,22 @@ inline void load_rows(const Rows& from, std::int64_t rows, std::int64_t columns,
   }
 }
 
+// One vector rounded to nearest even, NaN kept, as bf16(float) does.
+template <class V>
+HWY_INLINE void store_bf16(V x, bf16* to) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  const hn::Rebind<std::uint16_t, decltype(d)> narrow;
+  const auto bits = hn::BitCast(du, x);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu)));
+  const auto quiet = hn::Or(bits, hn::Set(du, 0x400000u));
+  const auto is_nan = hn::RebindMask(du, hn::Ne(x, x));
+  const auto upper = hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
+  hn::StoreU(hn::DemoteTo(narrow, hn::BitCast(hn::RebindToSigned<decltype(d)>(), upper)), narrow,
+             reinterpret_cast<std::uint16_t*>(to));
+}
+
 // Row r of the tensor = f32 values rounded to its dtype.
 inline void store_row(const float* from, std::int64_t count, const Rows& to, std::int64_t r) {
   std::byte* row = to.row(r);
@@ -81,9 +97,14 @@ inline void store_row(const float* from, std::int64_t count, const Rows& to, std
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t i = 0;
   switch (to.dtype) {
-    case DType::bf16:
-      for (; i < count; ++i) reinterpret_cast<bf16*>(row)[i * to.step] = bf16(from[i]);
+    case DType::bf16: {
+      auto* out = reinterpret_cast<bf16*>(row);
+      if (to.step == 1) {
+        for (; i + lanes <= count; i += lanes) store_bf16(hn::LoadU(d, from + i), out + i);
+      }
+      for (; i < count; ++i) out[i * to.step] = bf16(from[i]);
       break;
+    }
     case DType::f16: {
       auto* out = reinterpret_cast<f16*>(row);
       const hn::Rebind<hwy::float16_t, decltype(d)> narrow;

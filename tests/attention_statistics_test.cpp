@@ -1,0 +1,140 @@
+// What a call can also tell. Every combination of options is tested with statistics elsewhere
+// (attention_combinations_test); here is what is particular to them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/attention_check.h"
+#include "support/values.h"
+
+namespace qkv::test {
+namespace {
+
+class AttentionStatisticsOf : public AttentionByDType {};
+INSTANTIATE_TEST_SUITE_P(All, AttentionStatisticsOf, ::testing::ValuesIn(kFloats), dtype_name);
+
+// Each asked for alone, and all together, over lengths of one tile and of several.
+TEST_P(AttentionStatisticsOf, EachAlone) {
+  for (std::uint32_t bits = 0; bits < 32; bits = bits == 0 ? 1 : bits * 2) {
+    for (const std::int64_t length : {1, 13, 64, 260}) {
+      check_attention({.name = "statistics " + std::to_string(bits),
+                       .batch = 1,
+                       .queries = length,
+                       .keys = length,
+                       .causal = true,
+                       .statistics = static_cast<Statistics>(bits)},
+                      GetParam(), Pass::forward);
+    }
+  }
+  for (const std::int64_t length : {1, 13, 64, 260, 515}) {
+    check_attention({.name = "all statistics",
+                     .batch = 1,
+                     .key_heads = 1,
+                     .queries = length,
+                     .keys = length + 9,
+                     .statistics = Statistics::all},
+                    GetParam(), Pass::forward);
+  }
+}
+
+// Sharp, flat and mixed rows: from saturated everywhere to nowhere.
+TEST_P(AttentionStatisticsOf, FromFlatToSharp) {
+  for (const float deviation : {0.0f, 0.1f, 1.0f, 3.0f, 8.0f}) {
+    check_attention({.name = "deviation " + std::to_string(deviation),
+                     .queries = 70,
+                     .keys = 80,
+                     .head_size = 32,
+                     .scale = 1.0f,
+                     .statistics = Statistics::all,
+                     .deviation = deviation},
+                    GetParam(), Pass::forward);
+  }
+}
+
+// Scores far from 0: a variance computed as a difference of large squares would be lost.
+TEST_P(AttentionStatisticsOf, MomentsOfShiftedScores) {
+  for (const float shift : {100.0f, -1000.0f}) {
+    check_attention({.name = "shift",
+                     .queries = 70,
+                     .keys = 150,
+                     .head_size = 32,
+                     .bias = {2, 2, 70, 150},
+                     .bias_dtype = DType::f32,
+                     .bias_shift = shift,
+                     .statistics = Statistics::score_moments},
+                    GetParam(), Pass::forward);
+  }
+}
+
+TEST_P(AttentionStatisticsOf, RowsThatSeeNothingAreLeftOut) {
+  check_attention({.name = "some rows",
+                   .queries = 40,
+                   .keys = 30,
+                   .causal = true,
+                   .statistics = Statistics::all},
+                  GetParam());
+  check_attention({.name = "all rows of one sequence",
+                   .queries = 40,
+                   .keys = 30,
+                   .key_lengths = {0, 30},
+                   .sinks = true,
+                   .statistics = Statistics::all},
+                  GetParam());
+  check_attention({.name = "one key each",
+                   .queries = 30,
+                   .keys = 30,
+                   .left = 0,
+                   .right = 0,
+                   .statistics = Statistics::all,
+                   .dentropy = true},
+                  GetParam());
+}
+
+// Looking changes nothing that is looked at.
+TEST_P(AttentionStatisticsOf, DoNotChangeTheResult) {
+  for (const std::int64_t queries : {1, 3, 40, 200}) {
+    for (const bool causal : {false, true}) {
+      for (const float softcap : {0.0f, 4.0f}) {
+        AttentionInputs in = make_inputs({.heads = 4,
+                                          .queries = queries,
+                                          .keys = 210,
+                                          .head_size = 40,
+                                          .causal = causal,
+                                          .softcap = softcap},
+                                         GetParam());
+        SCOPED_TRACE("Sq " + std::to_string(queries) + (causal ? " causal " : " ") +
+                     to_string(GetParam()));
+        for_each_target([&] {
+          in.options.statistics = Statistics::none;
+          const AttentionForward off = attention_forward(in.q, in.k, in.v, in.options);
+          in.options.statistics = Statistics::all;
+          const AttentionForward on = attention_forward(in.q, in.k, in.v, in.options);
+          expect_same_bits("out", on.out, off.out);
+          expect_same_bits("lse", on.lse, off.lse);
+        });
+      }
+    }
+  }
+}
+
+// Relations that hold whatever the scores are.
+TEST_P(AttentionStatisticsOf, Agree) {
+  const AttentionInputs in = make_inputs(
+      {.queries = 60, .keys = 90, .head_size = 32, .causal = true, .statistics = Statistics::all},
+      GetParam());
+  for_each_target([&] {
+    const AttentionForward f = attention_forward(in.q, in.k, in.v, in.options);
+    double received = 0;
+    for (const double x : values_of(f.statistics.received)) received += x;
+    EXPECT_NEAR(received, 2 * 2 * 60, 1e-3);  // every row gives away exactly 1
+    const std::vector<double> entropy = values_of(f.statistics.entropy);
+    for (std::size_t row = 0; row < entropy.size(); ++row) {
+      const auto visible = static_cast<double>(31 + row % 60);
+      EXPECT_GE(entropy[row], -1e-5);
+      EXPECT_LE(entropy[row], std::log(visible) + 1e-5);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace qkv::test

@@ -1,0 +1,34 @@
+#include "support/values.h"
+
+#include <cstring>
+
+#include "core/dispatch.h"
+#include "qkv/ops.h"
+
+namespace qkv::test {
+
+std::vector<double> values_of(const Tensor& x) {
+  if (!x.defined()) return {};
+  return dispatch_all(x.dtype(), [&]<class T>() {
+    std::vector<double> values;
+    values.reserve(static_cast<std::size_t>(x.numel()));
+    for (const auto& element : x.to_vector<T>()) {
+      if constexpr (std::is_class_v<T>) {
+        values.push_back(static_cast<float>(element));
+      } else {
+        values.push_back(static_cast<double>(element));
+      }
+    }
+    return values;
+  });
+}
+
+std::vector<std::uint8_t> bytes_of(const Tensor& x) {
+  if (!x.defined()) return {};
+  const Tensor rows = contiguous(x);
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(x.numel()) * size_of(x.dtype()));
+  if (!bytes.empty()) std::memcpy(bytes.data(), rows.raw(), bytes.size());
+  return bytes;
+}
+
+}  // namespace qkv::test

@@ -1,0 +1,17 @@
+// Tensors as plain vectors, for comparisons.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "qkv/tensor.h"
+
+namespace qkv::test {
+
+// Every element in row-major order as float64; empty for an undefined tensor.
+std::vector<double> values_of(const Tensor& x);
+
+// The bytes of every element in row-major order, for comparisons bit by bit.
+std::vector<std::uint8_t> bytes_of(const Tensor& x);
+
+}  // namespace qkv::test
