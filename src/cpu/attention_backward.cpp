@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/threads.h"
+#include "cpu/attention_block.h"
 #include "cpu/attention_engine.h"
 #include "cpu/attention_gradient.h"
 #include "cpu/kernels.h"
@@ -16,6 +17,8 @@ namespace {
 
 // Enough tasks to keep the threads of a large machine busy; more would only mean more parts of dQ.
 constexpr std::int64_t kTasks = 32;
+// Rows whose |lse| is at most this trust it: half a unit in its last place is 5e-7.
+constexpr float kExactLse = 14;
 
 std::int64_t blocks(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
 
@@ -25,12 +28,15 @@ class Backward {
       : problem_(problem),
         tensors_(tensors),
         products_(tensors.lse.numel()),
-        in_{problem, tensors, products_.get()} {}
+        shifts_(tensors.lse.numel()),
+        factors_(tensors.lse.numel()),
+        in_{problem, tensors, products_.get(), shifts_.get(), factors_.get()} {}
 
   void run() {
     const auto sequences = static_cast<std::int64_t>(problem_.sequences.size());
     parallel_for(sequences * problem_.heads, [&](std::int64_t at) {
       row_products(problem_, tensors_, at / problem_.heads, at % problem_.heads, products_.get());
+      normalise_rows(at / problem_.heads, at % problem_.heads);
     });
     plan();
     parallel_for(static_cast<std::int64_t>(chunks_.size()), [&](std::int64_t at) {
@@ -46,6 +52,51 @@ class Backward {
   }
 
  private:
+  // p = exp(s - lse), and lse is rounded to f32: an error of lse in a weight. Where that is too
+  // much, or where scores are so large that s - lse means nothing, maximum and sum are found again.
+  void normalise_rows(std::int64_t b, std::int64_t head) const {
+    const AttentionSequence& s = problem_.sequences[b];
+    const std::int64_t base = lse_index(problem_, tensors_, b, head);
+    const float* lse = tensors_.lse.data<float>() + base;
+    const bool plain = is_plain(problem_);
+    const double unit = plain ? problem_.scale : 1.0;
+    std::vector<std::int64_t> large;
+    for (std::int64_t i = 0; i < s.q_rows; ++i) {
+      const bool sees = lse[i] != -std::numeric_limits<float>::infinity();
+      const auto shift = static_cast<float>(sees ? lse[i] / unit : 0);
+      shifts_[base + i] = shift;
+      factors_[base + i] = static_cast<float>(sees ? std::exp(shift * unit - lse[i]) : 0);
+      if (sees && std::abs(lse[i]) > kExactLse) large.push_back(i);
+    }
+    if (!large.empty()) find_maxima(b, head, large, base);
+  }
+
+  void find_maxima(std::int64_t b, std::int64_t head, const std::vector<std::int64_t>& rows,
+                   std::int64_t base) const {
+    // In f32, as the tiles of backward are computed, so that the maximum is one of their scores.
+    const AttentionEngine& engine = attention_engine(DType::f32);
+    PackedTiles packed = packed_sizes(problem_, engine);
+    const std::int64_t tiles = blocks(problem_.sequences[b].k_visible, engine.tile_keys);
+    const Scratch<std::byte> keys(std::max<std::int64_t>(tiles, 1) * packed.key_bytes);
+    packed.keys = keys.get();
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      pack_tile(problem_, engine, packed, b, head / problem_.group(), tile);
+    }
+    BlockMask mask(problem_, b);
+    DiagonalBias diagonal(problem_, b, engine.tile_keys);
+    diagonal.set_head(head);
+    const auto count = static_cast<std::int64_t>(rows.size());
+    const Scratch<float> maxima(count), factors(count);
+    BlockJob job{problem_, engine, packed, mask, diagonal, b, head, rows.data(), count};
+    job.maxima = maxima.get();
+    job.factors = factors.get();
+    run_blocks(job);
+    for (std::int64_t r = 0; r < count; ++r) {
+      shifts_[base + rows[r]] = maxima[r];
+      factors_[base + rows[r]] = factors[r];
+    }
+  }
+
   // The chunks of a sequence: the same number for each of its key heads.
   void plan() {
     const auto pairs = static_cast<std::int64_t>(problem_.sequences.size()) * problem_.key_heads;
@@ -65,8 +116,8 @@ class Backward {
     }
     dq_ = Scratch<float>(std::max<std::int64_t>(dq_size, 1));
     if (diagonal) {
-      diagonals_ = Scratch<float>(std::max<std::int64_t>(diagonal_size, 1));
-      std::fill_n(diagonals_.get(), diagonal_size, 0.0f);
+      diagonals_ = Scratch<double>(std::max<std::int64_t>(diagonal_size, 1));
+      std::fill_n(diagonals_.get(), diagonal_size, 0.0);
     }
     for (std::size_t b = 0; b < problem_.sequences.size(); ++b) add_chunks(static_cast<std::int64_t>(b));
   }
@@ -90,7 +141,7 @@ class Backward {
     const std::int64_t per_head = problem_.sequences[b].q_rows * problem_.head_size;
     return dq_.get() + dq_at_[b] + (part * problem_.heads + head) * per_head;
   }
-  float* diagonal_part(std::int64_t b, std::int64_t head, std::int64_t part) const {
+  double* diagonal_part(std::int64_t b, std::int64_t head, std::int64_t part) const {
     const AttentionSequence& s = problem_.sequences[b];
     return diagonals_.get() + diagonal_at_[b] +
            (part * problem_.heads + head) * (s.q_rows + s.k_rows - 1);
@@ -148,26 +199,42 @@ class Backward {
       const KeyInterval head_range = range(to.size(1) == 1, rest % to.size(1), problem_.heads);
       rest /= to.size(1);
       const KeyInterval batch_range = range(to.size(0) == 1, rest, problem_.q.size(0));
+      const bool sum_rows = to.size(2) == 1, sum_keys = to.size(3) == 1;
+      const std::int64_t width = sum_keys ? 1 : kGradientKeys;
+      std::vector<double> sums(static_cast<std::size_t>((sum_rows ? 1 : kGradientRows) * width));
       for (std::int64_t b = batch_range.begin; b < batch_range.end; ++b) {
         BlockMask mask(problem_, b);
         for (std::int64_t head = head_range.begin; head < head_range.end; ++head) {
           for (std::int64_t i = row_range.begin; i < row_range.end; ++i) {
             for (std::int64_t j = key_range.begin; j < key_range.end; ++j) {
-              add_bias_tile(b, head, i, j, mask);
+              add_bias_tile(b, head, i, j, mask, sums);
             }
           }
         }
       }
+      float* out = to.data<float>() + batch_range.begin * (to.size(0) == 1 ? 0 : to.stride(0)) +
+                   head_range.begin * (to.size(1) == 1 ? 0 : to.stride(1));
+      const std::int64_t row = row_range.begin * kGradientRows, key = key_range.begin * kGradientKeys;
+      for (std::int64_t i = 0; i < (sum_rows ? 1 : std::min(kGradientRows, rows - row)); ++i) {
+        for (std::int64_t j = 0; j < (sum_keys ? 1 : std::min(kGradientKeys, keys - key)); ++j) {
+          out[(sum_rows ? 0 : row + i) * to.stride(2) + (sum_keys ? 0 : key + j)] =
+              static_cast<float>(sums[i * width + j]);
+        }
+      }
     });
   }
+  // `sums` has a row per row of the tile, or one; a column per key, or one.
   void add_bias_tile(std::int64_t b, std::int64_t head, std::int64_t row_block,
-                     std::int64_t key_block, BlockMask& mask) const {
+                     std::int64_t key_block, BlockMask& mask, std::vector<double>& sums) const {
     const AttentionSequence& s = problem_.sequences[b];
     const std::int64_t row = row_block * kGradientRows, key = key_block * kGradientKeys;
     if (key >= s.k_visible || row >= s.q_rows) return;
+    const Tensor& to = tensors_.dbias;
+    const std::int64_t width = to.size(3) == 1 ? 1 : kGradientKeys;
     add_bias_gradient(in_,
                       {b, head, row, std::min(kGradientRows, s.q_rows - row), key,
-                       std::min(kGradientKeys, s.k_visible - key)},
+                       std::min(kGradientKeys, s.k_visible - key), sums.data(),
+                       to.size(2) == 1 ? 0 : width, to.size(3) == 1 ? 0 : 1},
                       mask);
   }
 
@@ -182,14 +249,14 @@ class Backward {
       if (!diagonal.defined()) continue;
       for (std::int64_t part = 0; part < parts_[b]; ++part) {
         for (std::int64_t head = 0; head < problem_.heads; ++head) {
-          const float* sums = diagonal_part(sequence, head, part);
+          const double* sums = diagonal_part(sequence, head, part);
           for (std::int64_t t = 0; t < diagonal.diagonals(); ++t) {
             if (tensors_.dtable.defined()) {
               table[diagonal.bucket(t) * problem_.heads + head] += sums[t];
             } else {
               const std::int64_t row = slopes.size(0) == 1 ? 0 : sequence;
               by_slope[row * problem_.heads + head] -=
-                  double{sums[t]} * static_cast<double>(std::abs(diagonal.relative(t)));
+                  sums[t] * static_cast<double>(std::abs(diagonal.relative(t)));
             }
           }
         }
@@ -228,11 +295,12 @@ class Backward {
 
   const AttentionProblem& problem_;
   const AttentionBackward& tensors_;
-  Scratch<float> products_;
+  Scratch<float> products_, shifts_, factors_;
   GradientInputs in_;
   std::vector<std::int64_t> parts_, steps_, dq_at_, diagonal_at_;  // per sequence
   std::vector<GradientChunk> chunks_;
-  Scratch<float> dq_, diagonals_;
+  Scratch<float> dq_;
+  Scratch<double> diagonals_;
 };
 
 }  // namespace

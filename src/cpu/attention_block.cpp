@@ -17,6 +17,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 
+// With `finite`: whether all rows are. NaN and infinities are then packed as 0, because a hidden
+// one must not meet a weight of 0; Block::add_non_finite adds them where they are seen.
 template <class T>
 void pack_rows(const AttentionEngine& engine, const Rows& rows, std::int64_t count,
                const TileExtents& size, bool transposed, void* packed, std::uint8_t* finite) {
@@ -30,12 +32,24 @@ void pack_rows(const AttentionEngine& engine, const Rows& rows, std::int64_t cou
     source = copy.get();
     stride = columns;
   }
-  (transposed ? engine.pack_transposed : engine.pack)(source, stride, count, size, packed);
-  if (finite == nullptr) return;
-  *finite = 1;
-  for (std::int64_t r = 0; r < count; ++r) {
-    if (!all_finite(source + r * stride, columns)) *finite = 0;
+  if (finite != nullptr) {
+    *finite = 1;
+    for (std::int64_t r = 0; r < count; ++r) {
+      if (!all_finite(source + r * stride, columns)) *finite = 0;
+    }
+    if (*finite == 0) {
+      if (copy.get() == nullptr) copy = Scratch<T>(count * columns);
+      for (std::int64_t r = 0; r < count; ++r) {
+        for (std::int64_t i = 0; i < columns; ++i) {
+          const T x = source[r * stride + i];
+          copy[r * columns + i] = std::isfinite(static_cast<float>(x)) ? x : T(0.0f);
+        }
+      }
+      source = copy.get();
+      stride = columns;
+    }
   }
+  (transposed ? engine.pack_transposed : engine.pack)(source, stride, count, size, packed);
 }
 
 // V need not be copied where it already is what the engine would copy it to. Rows far apart are
@@ -67,12 +81,12 @@ void pack_tile_target(const AttentionProblem& problem, const AttentionEngine& en
   if (packed.values == nullptr) return;
   if (values_as_rows(problem, engine)) {
     const Rows rows = rows_of(problem.v, s.k_batch, key_head, s.k_start + first);
-    packed.values_finite[tile] = 1;
-    for (std::int64_t r = 0; r < count; ++r) {
-      const auto* row = reinterpret_cast<const float*>(rows.row(r));
-      if (!all_finite(row, problem.value_size)) packed.values_finite[tile] = 0;
+    bool finite = true;
+    for (std::int64_t r = 0; r < count && finite; ++r) {
+      finite = all_finite(reinterpret_cast<const float*>(rows.row(r)), problem.value_size);
     }
-    return;
+    packed.values_finite[tile] = finite ? 1 : 0;
+    if (finite) return;
   }
   pack_one(problem.v, false, {0, problem.value_size, engine.tile_keys},
            packed.values + tile * packed.value_bytes, packed.values_finite + tile);
@@ -167,21 +181,16 @@ class Block {
     softmax_.step(scores, started_ ? sums_.get() : nullptr, o_stride_);
     if (keeps_weights_) note_maxima(first);
     if (!has_values_) return;
-    const bool some_hidden = kind == TileKind::partial || problem_.bias.defined();
-    if (some_hidden && job_.packed.values_finite[tile] == 0) {
-      if (!started_) std::fill_n(sums_.get(), rows_ * o_stride_, 0.0f);
-      add_values_one_by_one(scores);
-    } else {
-      const void* weights = is_bf16() ? static_cast<const void*>(narrow_.get()) : scores_.get();
-      engine_.multiply(weights, stride, values(tile), sums_.get(), o_stride_,
-                       {count_, problem_.value_size, count}, started_);
-    }
+    const void* weights = is_bf16() ? static_cast<const void*>(narrow_.get()) : scores_.get();
+    engine_.multiply(weights, stride, values(tile), sums_.get(), o_stride_,
+                     {count_, problem_.value_size, count}, started_);
     started_ = true;
+    if (job_.packed.values_finite[tile] == 0) add_non_finite(scores);
   }
 
   PackedOperand values(std::int64_t tile) const {
     const std::int64_t size = problem_.value_size, keys = engine_.tile_keys;
-    if (!values_as_rows(problem_, engine_)) {
+    if (!values_as_rows(problem_, engine_) || job_.packed.values_finite[tile] == 0) {
       return {job_.packed.values + tile * job_.packed.value_bytes, size, keys};
     }
     const Rows rows = rows_of(problem_.v, sequence_.k_batch, job_.head / problem_.group(),
@@ -189,19 +198,22 @@ class Block {
     return {rows.data, size, keys, rows.stride};
   }
 
-  // A hidden value may be NaN or infinite: 0 times it must not happen. Rare, so simple.
-  void add_values_one_by_one(const TileScores& tile) {
+  // The NaN and infinities of the values, left out of the product, for the rows that see them.
+  void add_non_finite(const TileScores& tile) {
     const std::int64_t size = problem_.value_size;
     const Rows v = rows_of(problem_.v, sequence_.k_batch, job_.head / problem_.group(),
                            sequence_.k_start + tile.first_key);
-    Scratch<float> value(size);
+    const Scratch<float> value(size);
     for (std::int64_t j = 0; j < tile.keys; ++j) {
       load_rows(v.from(j), 1, size, value.get(), size);
+      if (all_finite(value.get(), size)) continue;
       for (std::int64_t r = 0; r < count_; ++r) {
+        if (!softmax_.sees(r, j)) continue;
         const float p = tile.narrow != nullptr ? static_cast<float>(tile.narrow[r * tile.stride + j])
                                                : tile.scores[r * tile.stride + j];
-        if (p == 0) continue;
-        for (std::int64_t i = 0; i < size; ++i) sums_[r * o_stride_ + i] += p * value[i];
+        for (std::int64_t i = 0; i < size; ++i) {
+          if (!std::isfinite(value[i])) sums_[r * o_stride_ + i] += p * value[i];
+        }
       }
     }
   }
@@ -240,6 +252,10 @@ class Block {
   void finish() {
     softmax_.finish();
     if (keeps_weights_) hand_out_weights();
+    for (std::int64_t r = 0; r < count_ && job_.maxima != nullptr; ++r) {
+      job_.maxima[first_row_ + r] = softmax_.maximum(r);
+      job_.factors[first_row_ + r] = softmax_.factor(r);
+    }
     if (job_.results == nullptr) return;
     const AttentionResults& results = *job_.results;
     const Rows out = rows_of(results.out, sequence_.q_batch, job_.head, sequence_.q_start);
@@ -307,6 +323,20 @@ PackedTiles packed_sizes(const AttentionProblem& problem, const AttentionEngine&
   sizes.value_bytes = round_up(
       round_up(problem.value_size, engine.column_multiple) * engine.tile_keys * item, 64);
   return sizes;
+}
+
+void write_statistics(const AttentionStatistics& statistics, const BlockSums& sums,
+                      std::int64_t at) {
+  const auto write = [at](const Tensor& x, double value) {
+    if (x.defined()) x.data<float>()[at] = static_cast<float>(value);
+  };
+  const double rows = std::max(sums.rows, 1.0), pairs = std::max(sums.pairs, 1.0);
+  write(statistics.max_logit, sums.max_logit);
+  write(statistics.score_mean, sums.mean);
+  write(statistics.score_var, sums.deviation / pairs);
+  write(statistics.entropy_mean, sums.entropy / rows);
+  write(statistics.entropy_relative, sums.entropy_relative / rows);
+  write(statistics.saturation, sums.saturated / rows);
 }
 
 void BlockSums::add(const BlockSums& other) {

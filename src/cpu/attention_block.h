@@ -19,7 +19,7 @@ struct PackedTiles {
   std::int64_t key_bytes = 0, value_bytes = 0;  // of one tile
   std::byte* keys = nullptr;
   std::byte* values = nullptr;           // null when only weights are wanted
-  std::uint8_t* values_finite = nullptr;  // per tile: no NaN or infinity among the values
+  std::uint8_t* values_finite = nullptr;  // per tile; what is not finite is packed as 0
 };
 
 // Bytes of one packed tile of keys and of values.
@@ -39,6 +39,10 @@ struct BlockSums {
   void add(const BlockSums& other);
 };
 
+// The statistics of (sequence, head) number `at` from the sums over all of its rows.
+void write_statistics(const AttentionStatistics& statistics, const BlockSums& sums,
+                      std::int64_t at);
+
 struct BlockJob {
   const AttentionProblem& problem;
   const AttentionEngine& engine;
@@ -55,6 +59,10 @@ struct BlockJob {
   float* received = nullptr;  // [k_rows], added to
   float* weights = nullptr;   // [count, k_rows], `weights_stride` apart
   std::int64_t weights_stride = 0;
+  // Per row of the job: the largest score, in units of the scale when nothing else was done to it,
+  // and the weight of a score equal to it.
+  float* maxima = nullptr;
+  float* factors = nullptr;
 };
 
 void run_blocks(const BlockJob& job);

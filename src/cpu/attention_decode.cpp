@@ -10,6 +10,7 @@
 
 #include "core/dispatch.h"
 #include "core/threads.h"
+#include "cpu/attention_block.h"
 #include "cpu/attention_mask.h"
 #include "cpu/attention_plan.h"
 #include "cpu/decode_engine.h"
@@ -24,12 +25,23 @@ namespace qkv::cpu {
 inline constexpr std::int64_t kChunkKeys = 256;
 inline constexpr std::int64_t kMostRows = DecodeEngine::kMostRows;
 
+// What a chunk found out about a row besides its sums of p v, all relative to its own maximum.
+struct RowPart {
+  float maximum = 0, total = 0;
+  BlockSums sums;       // max_logit, pairs, mean and deviation; with statistics only
+  double weighted = 0;  // sum of p log p
+  std::int64_t top = -1;
+};
+
 // The rows of one key head: all queries of all heads of its group.
 struct DecodeJob {
   const AttentionProblem& problem;
   const DecodeEngine* engine;  // for bf16, or null
+  bool collect;                // statistics
   std::int64_t sequence, key_head, chunk;
-  float* partial;  // [rows][Dv + 2]: sums of p v, then the maximum and the sum of p
+  float* values;   // [rows][Dv]: sums of p v
+  RowPart* parts;  // [rows]
+  float* weights;  // [rows][kChunkKeys], or null
 };
 
 }  // namespace qkv::cpu
@@ -191,23 +203,21 @@ class DecodeChunk {
 
   void run() {
     multiply_keys();
-    const std::int64_t width = problem_.value_size + 2;
-    bool some_hidden = false;
-    for (std::int64_t g = 0; g < problem_.group(); ++g) some_hidden |= weigh_head(g);
+    for (std::int64_t g = 0; g < problem_.group(); ++g) weigh_head(g);
     const Rows values =
         rows_of(problem_.v, sequence_.k_batch, job_.key_head, sequence_.k_start + first_);
-    if (some_hidden && !finite(values)) {
-      sum_one_by_one(values);
-    } else if (job_.engine != nullptr) {
-      sum_narrow(values);
-    } else {
-      dispatch_float(problem_.v.dtype(), [&]<class T>() {
-        with_rows(rows_, [&](auto rows) {
-          sum_values<decltype(rows)::value, T>(scores_.get(), kChunkKeys, values, keys_,
-                                               problem_.value_size, job_.partial, width);
-        });
-      });
-    }
+    dispatch_float(problem_.v.dtype(), [&]<class T>() {
+      if (finite<T>(values)) return multiply_values<T>(values);
+      // A NaN that is hidden must not meet a weight of 0: out with them, then back where seen.
+      const std::int64_t size = problem_.value_size;
+      const Scratch<T> clean(keys_ * size);
+      for (std::int64_t i = 0; i < keys_ * size; ++i) {
+        const T x = reinterpret_cast<const T*>(values.row(i / size))[i % size];
+        clean[i] = std::isfinite(static_cast<float>(x)) ? x : T(0.0f);
+      }
+      multiply_values<T>({reinterpret_cast<std::byte*>(clean.get()), dtype_of<T>, size, 1});
+      add_non_finite<T>(values);
+    });
   }
 
  private:
@@ -243,31 +253,47 @@ class DecodeChunk {
     });
   }
 
-  // Scores of one head's rows to weights relative to the chunk's maximum; whether any is hidden.
-  bool weigh_head(std::int64_t g) {
+  // What scores of one head go through on their way to weights.
+  struct HeadScorer {
+    BlockMask mask;
+    DiagonalBias diagonal;
+    ScoreRows scorer;
+
+    HeadScorer(const DecodeChunk& chunk, std::int64_t head)
+        : mask(chunk.problem_, chunk.job_.sequence),
+          diagonal(chunk.problem_, chunk.job_.sequence, kChunkKeys),
+          scorer(chunk.problem_, chunk.job_.sequence, mask, diagonal) {
+      const std::vector<std::int64_t>& rows = chunk.query_rows_;
+      diagonal.set_head(head);
+      mask.set_rows(head, rows.data(), static_cast<std::int64_t>(rows.size()));
+      scorer.set_block(head, rows.data());
+      scorer.set_tile(chunk.first_, chunk.keys_, chunk.columns_);
+    }
+  };
+
+  // Scores of one head's rows to weights relative to the chunk's maximum.
+  void weigh_head(std::int64_t g) {
     const std::int64_t head = job_.key_head * problem_.group() + g;
-    BlockMask mask(problem_, job_.sequence);
-    DiagonalBias diagonal(problem_, job_.sequence, kChunkKeys);
-    diagonal.set_head(head);
-    mask.set_rows(head, query_rows_.data(), sequence_.q_rows);
-    ScoreRows scorer(problem_, job_.sequence, mask, diagonal);
-    scorer.set_block(head, query_rows_.data());
-    scorer.set_tile(first_, keys_, columns_);
-    const bool hidden = mask.classify(first_, first_ + keys_) != TileKind::full;
-    const float to_log2 = scorer.unit() * std::numbers::log2e_v<float>;
+    HeadScorer parts(*this, head);
+    ScoreRows& scorer = parts.scorer;
+    const bool hidden = parts.mask.classify(first_, first_ + keys_) != TileKind::full;
     for (std::int64_t i = 0; i < sequence_.q_rows; ++i) {
       const std::int64_t r = g * sequence_.q_rows + i;
       float* row = scores_.get() + r * kChunkKeys;
-      scorer.finish_row(i, row, hidden || columns_ != keys_, false);
-      float* end = job_.partial + r * (problem_.value_size + 2) + problem_.value_size;
-      weigh_row(row, narrow_.get() + r * kChunkKeys, to_log2, end);
-      end[0] *= scorer.unit();
+      RowPart& part = job_.parts[r];
+      part = {};
+      scorer.set_block(head, query_rows_.data());  // starts the largest score anew
+      scorer.finish_row(i, row, hidden || columns_ != keys_, job_.collect);
+      weigh_row(row, scorer.unit(), part);
+      part.sums.max_logit = scorer.is_plain() ? part.maximum : scorer.max_logit();
+      if (job_.weights != nullptr) std::copy_n(row, columns_, job_.weights + r * kChunkKeys);
+      if (job_.engine == nullptr) continue;
+      for (std::int64_t j = 0; j < columns_; ++j) narrow_[r * kChunkKeys + j] = bf16(row[j]);
     }
-    return hidden || problem_.bias.defined();
   }
 
-  // row = 2^((s - max) to_log2); result = max, sum.
-  void weigh_row(float* row, bf16* narrow, float to_log2, float* result) const {
+  // row = 2^((s - maximum) unit log2 e); the sums of it, and the moments of the scores.
+  void weigh_row(float* row, float unit, RowPart& part) const {
     const D d;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
     V largest = hn::LoadU(d, row);
@@ -275,39 +301,80 @@ class DecodeChunk {
       largest = hn::Max(largest, hn::LoadU(d, row + j));
     }
     const float maximum = hn::GetLane(hn::MaxOfLanes(d, largest));
-    const V shift = hn::Set(d, maximum == -kInfinity ? 0 : maximum), scale = hn::Set(d, to_log2);
-    V sum = hn::Zero(d);
+    if (job_.collect) part.top = first_ + (std::find(row, row + keys_, maximum) - row);
+    const V low = hn::Set(d, -kInfinity), shift = hn::Set(d, maximum == -kInfinity ? 0 : maximum);
+    const V scale = hn::Set(d, unit * std::numbers::log2e_v<float>);
+    V total = hn::Zero(d), weighted = hn::Zero(d), sum = hn::Zero(d), squares = hn::Zero(d);
+    std::size_t pairs = 0;
     for (std::int64_t j = 0; j < columns_; j += lanes) {
-      const V p = exp2_fast(d, hn::Mul(hn::Sub(hn::LoadU(d, row + j), shift), scale));
-      sum = hn::Add(sum, p);
+      const V s = hn::LoadU(d, row + j), x = hn::Sub(s, shift);
+      const V t = hn::Mul(x, scale), p = exp2_fast(d, t);
+      total = hn::Add(total, p);
       hn::StoreU(p, d, row + j);
+      if (!job_.collect) continue;
+      const auto hidden = hn::Eq(s, low);
+      const V seen = hn::IfThenZeroElse(hidden, x);
+      pairs += static_cast<std::size_t>(lanes) - hn::CountTrue(d, hidden);
+      weighted = hn::MulAdd(p, max_keeping_nan(hn::Set(d, -200.0f), t), weighted);
+      sum = hn::Add(sum, seen);
+      squares = hn::MulAdd(seen, seen, squares);
     }
-    result[0] = maximum;
-    result[1] = hn::GetLane(hn::SumOfLanes(d, sum));
-    if (job_.engine == nullptr) return;
-    for (std::int64_t j = 0; j < columns_; ++j) narrow[j] = bf16(row[j]);
+    part.maximum = maximum * unit;
+    part.total = hn::GetLane(hn::SumOfLanes(d, total));
+    if (!job_.collect || pairs == 0) return;
+    const auto count = static_cast<double>(pairs);
+    const double first = hn::GetLane(hn::SumOfLanes(d, sum));
+    const double second = hn::GetLane(hn::SumOfLanes(d, squares));
+    part.weighted = hn::GetLane(hn::SumOfLanes(d, weighted)) * std::numbers::ln2;
+    part.sums.pairs = count;
+    part.sums.mean = (maximum + first / count) * unit;
+    part.sums.deviation = std::max(second - first * first / count, 0.0) * unit * unit;
   }
 
+  template <class T>
   bool finite(const Rows& values) const {
-    const Scratch<float> row(problem_.value_size);
-    for (std::int64_t j = 0; j < keys_; ++j) {
-      load_rows(values.from(j), 1, problem_.value_size, row.get(), problem_.value_size);
-      if (!all_finite(row.get(), problem_.value_size)) return false;
+    const std::int64_t size = problem_.value_size;
+    if constexpr (std::is_same_v<T, f16>) {
+      std::uint16_t worst = 0;
+      for (std::int64_t j = 0; j < keys_; ++j) {
+        const auto* row = reinterpret_cast<const f16*>(values.row(j));
+        for (std::int64_t i = 0; i < size; ++i) {
+          worst = std::max<std::uint16_t>(worst, row[i].bits & 0x7c00);
+        }
+      }
+      return worst < 0x7c00;
+    } else {
+      for (std::int64_t j = 0; j < keys_; ++j) {
+        if (!all_finite(reinterpret_cast<const T*>(values.row(j)), size)) return false;
+      }
+      return true;
     }
-    return true;
   }
 
-  // A hidden value may be NaN: 0 times it must not happen.
-  void sum_one_by_one(const Rows& values) {
-    const std::int64_t size = problem_.value_size, width = size + 2;
-    const Scratch<float> value(size);
-    for (std::int64_t r = 0; r < rows_; ++r) std::fill_n(job_.partial + r * width, size, 0.0f);
-    for (std::int64_t j = 0; j < keys_; ++j) {
-      load_rows(values.from(j), 1, size, value.get(), size);
-      for (std::int64_t r = 0; r < rows_; ++r) {
-        const float p = scores_[r * kChunkKeys + j];
-        if (p == 0) continue;
-        for (std::int64_t i = 0; i < size; ++i) job_.partial[r * width + i] += p * value[i];
+  template <class T>
+  void multiply_values(const Rows& values) {
+    if (job_.engine != nullptr) return sum_narrow(values);
+    with_rows(rows_, [&](auto rows) {
+      sum_values<decltype(rows)::value, T>(scores_.get(), kChunkKeys, values, keys_,
+                                           problem_.value_size, job_.values, problem_.value_size);
+    });
+  }
+
+  template <class T>
+  void add_non_finite(const Rows& values) {
+    const std::int64_t size = problem_.value_size;
+    for (std::int64_t g = 0; g < problem_.group(); ++g) {
+      HeadScorer parts(*this, job_.key_head * problem_.group() + g);
+      for (std::int64_t j = 0; j < keys_; ++j) {
+        const auto* value = reinterpret_cast<const T*>(values.row(j));
+        for (std::int64_t i = 0; i < sequence_.q_rows; ++i) {
+          if (!parts.scorer.sees(i, j)) continue;
+          const std::int64_t r = g * sequence_.q_rows + i;
+          for (std::int64_t c = 0; c < size; ++c) {
+            const auto x = static_cast<float>(value[c]);
+            if (!std::isfinite(x)) job_.values[r * size + c] += scores_[r * kChunkKeys + j] * x;
+          }
+        }
       }
     }
   }
@@ -321,7 +388,7 @@ class DecodeChunk {
                         {reinterpret_cast<const bf16*>(values.data), values.stride, keys_, size},
                         sums.get(), stride);
     for (std::int64_t r = 0; r < rows_; ++r) {
-      std::copy_n(sums.get() + r * stride, size, job_.partial + r * (size + 2));
+      std::copy_n(sums.get() + r * stride, size, job_.values + r * size);
     }
   }
 
@@ -337,36 +404,6 @@ class DecodeChunk {
 
 void run_decode_chunk(const DecodeJob& job) { DecodeChunk(job).run(); }
 
-// One row from its partial results, in the order of chunks.
-void combine_chunks(const float* partial, std::int64_t chunks, std::int64_t chunk_stride,
-                    std::int64_t size, float sink, float* out, float* lse) {
-  constexpr float kLowest = -std::numeric_limits<float>::infinity();
-  float top = kLowest;
-  bool sees = false;
-  for (std::int64_t c = 0; c < chunks; ++c) {
-    const float* part = partial + c * chunk_stride;
-    if (part[size + 1] != 0) {  // NaN sees
-      sees = true;
-      top = part[size] > top ? part[size] : top;
-    }
-  }
-  std::fill_n(out, size, 0.0f);
-  *lse = kLowest;
-  if (!sees) return;
-  const float reference = std::max(top, sink);
-  double total = sink == kLowest ? 0 : std::exp(double{sink} - reference);
-  for (std::int64_t c = 0; c < chunks; ++c) {
-    const float* part = partial + c * chunk_stride;
-    if (part[size + 1] == 0) continue;
-    const auto factor = static_cast<float>(std::exp(double{part[size]} - reference));
-    total += double{part[size + 1]} * factor;
-    for (std::int64_t i = 0; i < size; ++i) out[i] += part[i] * factor;
-  }
-  const auto inverse = static_cast<float>(1 / total);
-  for (std::int64_t i = 0; i < size; ++i) out[i] *= inverse;
-  *lse = static_cast<float>(reference + std::log(total));
-}
-
 void store_decoded_row(const float* from, std::int64_t count, const Rows& to, std::int64_t row) {
   store_row(from, count, to, row);
 }
@@ -378,21 +415,179 @@ HWY_AFTER_NAMESPACE();
 namespace qkv::cpu {
 
 HWY_EXPORT(run_decode_chunk);
-HWY_EXPORT(combine_chunks);
 HWY_EXPORT(store_decoded_row);
 
 namespace {
 
-bool rows_are_whole(const Tensor& x) { return x.stride(3) == 1; }
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+std::int64_t chunks_of(const AttentionSequence& s) {
+  return (s.k_visible + kChunkKeys - 1) / kChunkKeys;
+}
+
+// A row from its parts, in the order of chunks.
+struct DecodedRow {
+  bool sees = false;
+  float lse = -kInfinity, top_weight = 0, entropy = 0;
+  std::int64_t top = -1;
+  BlockSums sums;
+  std::vector<float> factors;  // of each chunk, to final weights
+};
+
+DecodedRow combine(const RowPart* parts, std::int64_t chunks, double sink) {
+  DecodedRow row;
+  float top = -kInfinity;
+  for (std::int64_t c = 0; c < chunks; ++c) {
+    const RowPart& part = parts[c * kMostRows];
+    row.sums.add(part.sums);
+    if (part.total == 0) continue;  // NaN is seen
+    row.sees = true;
+    if (part.maximum > top) {
+      top = part.maximum;
+      row.top = part.top;
+    }
+  }
+  row.factors.assign(static_cast<std::size_t>(chunks), 0.0f);
+  if (!row.sees) return row;
+  const double reference = std::max(double{top}, sink);
+  const double sink_part = sink == -kInfinity ? 0 : std::exp(sink - reference);
+  double total = sink_part, mean_score = 0;  // mean_score relative to `reference`
+  for (std::int64_t c = 0; c < chunks; ++c) {
+    const RowPart& part = parts[c * kMostRows];
+    if (part.total == 0) continue;
+    const double factor = std::exp(part.maximum - reference);
+    row.factors[c] = static_cast<float>(factor);
+    total += factor * part.total;
+    mean_score += factor * (part.weighted + part.total * (part.maximum - reference));
+  }
+  for (float& factor : row.factors) factor = static_cast<float>(factor / total);
+  row.lse = static_cast<float>(reference + std::log(total));
+  row.top_weight = static_cast<float>(std::exp(top - reference) / total);
+  // H = lse - sum p s, with s = reference + (s - reference) and sum p = 1 - sink_part / total.
+  row.entropy = static_cast<float>(
+      std::log(total) - mean_score / total +
+      (sink_part == 0 ? 0.0 : reference * sink_part / total));
+  return row;
+}
+
+class Decode {
+ public:
+  Decode(const AttentionProblem& problem, const AttentionResults& results)
+      : problem_(problem), results_(results) {
+    const AttentionStatistics& s = results.statistics;
+    collect_ = s.max_logit.defined() || s.score_mean.defined() || s.entropy.defined() ||
+               s.top_weight.defined();
+    for (const AttentionSequence& sequence : problem.sequences) {
+      chunks_ = std::max(chunks_, chunks_of(sequence));
+    }
+    const auto pairs = static_cast<std::int64_t>(problem.sequences.size()) * problem.key_heads;
+    const std::int64_t rows = std::max<std::int64_t>(pairs * chunks_ * kMostRows, 1);
+    values_ = Scratch<float>(rows * problem.value_size);
+    parts_.resize(static_cast<std::size_t>(rows));
+    if (s.received.defined()) weights_ = Scratch<float>(rows * kChunkKeys);
+  }
+
+  void run() {
+    const bool native = problem_.q.dtype() == DType::bf16 && native_bf16_engine() != nullptr &&
+                        problem_.head_size <= DecodeEngine::kMostDepth &&
+                        problem_.value_size <= DecodeEngine::kMostDepth;
+    const DecodeEngine* engine = native ? neon_bf16_decode() : nullptr;
+    const auto sequences = static_cast<std::int64_t>(problem_.sequences.size());
+    parallel_for(sequences * problem_.key_heads * chunks_, [&](std::int64_t at) {
+      const std::int64_t chunk = at % chunks_, pair = at / chunks_;
+      const std::int64_t sequence = pair / problem_.key_heads, row = at * kMostRows;
+      const AttentionSequence& s = problem_.sequences[sequence];
+      if (chunk >= chunks_of(s) || s.q_rows == 0) return;
+      HWY_DYNAMIC_DISPATCH(run_decode_chunk)
+      ({problem_, engine, collect_, sequence, pair % problem_.key_heads, chunk,
+        values_.get() + row * problem_.value_size, parts_.data() + row,
+        weights_.get() == nullptr ? nullptr : weights_.get() + row * kChunkKeys});
+    });
+    if (results_.statistics.received.defined()) {
+      const Tensor& received = results_.statistics.received;
+      std::fill_n(received.data<float>(), received.numel(), 0.0f);
+    }
+    parallel_for(sequences * problem_.heads, [&](std::int64_t at) {
+      finish_head(at / problem_.heads, at % problem_.heads);
+    });
+  }
+
+ private:
+  void finish_head(std::int64_t sequence, std::int64_t head) {
+    const AttentionSequence& s = problem_.sequences[sequence];
+    const std::int64_t pair = sequence * problem_.key_heads + head / problem_.group();
+    const double sink =
+        problem_.sinks.defined() ? problem_.sinks.data<float>()[head] : -kInfinity;
+    const std::int64_t base =
+        (s.q_batch * problem_.heads + head) * results_.lse.size(2) + s.q_start;
+    BlockSums sums;
+    for (std::int64_t i = 0; i < s.q_rows; ++i) {
+      const std::int64_t first =
+          pair * chunks_ * kMostRows + head % problem_.group() * s.q_rows + i;
+      const DecodedRow row = combine(parts_.data() + first, chunks_of(s), sink);
+      write_out(row, first, rows_of(results_.out, s.q_batch, head, s.q_start), i);
+      write_row(row, base + i, sums);
+      if (weights_.get() != nullptr) add_received(row, first, s, head);
+    }
+    write_statistics(results_.statistics, sums, sequence * problem_.heads + head);
+  }
+
+  void write_out(const DecodedRow& row, std::int64_t first, const Rows& out, std::int64_t i) {
+    const std::int64_t size = problem_.value_size;
+    const Scratch<float> sum(size);
+    std::fill_n(sum.get(), size, 0.0f);
+    for (std::size_t c = 0; c < row.factors.size(); ++c) {
+      const std::int64_t at = first + static_cast<std::int64_t>(c) * kMostRows;
+      if (parts_[static_cast<std::size_t>(at)].total == 0) continue;  // may hold 0 times NaN
+      const float* part = values_.get() + at * size;
+      for (std::int64_t j = 0; j < size; ++j) sum[j] += part[j] * row.factors[c];
+    }
+    HWY_DYNAMIC_DISPATCH(store_decoded_row)(sum.get(), size, out, i);
+  }
+
+  void write_row(const DecodedRow& row, std::int64_t at, BlockSums& sums) const {
+    const AttentionStatistics& s = results_.statistics;
+    results_.lse.data<float>()[at] = row.lse;
+    if (s.entropy.defined()) s.entropy.data<float>()[at] = row.entropy;
+    if (s.top_weight.defined()) s.top_weight.data<float>()[at] = row.top_weight;
+    if (s.top_index.defined()) {
+      s.top_index.data<std::int32_t>()[at] = static_cast<std::int32_t>(row.sees ? row.top : -1);
+    }
+    BlockSums one = row.sums;
+    if (row.sees) {
+      one.rows = 1;
+      one.entropy = row.entropy;
+      one.entropy_relative = one.pairs > 1 ? row.entropy / std::log(one.pairs) : 0;
+      one.saturated = row.top_weight > 0.99f ? 1 : 0;
+    }
+    sums.add(one);
+  }
+
+  void add_received(const DecodedRow& row, std::int64_t first, const AttentionSequence& s,
+                    std::int64_t head) const {
+    const Tensor& received = results_.statistics.received;
+    float* to = received.data<float>() +
+                (s.k_batch * problem_.heads + head) * received.size(2) + s.k_start;
+    for (std::int64_t j = 0; j < s.k_visible; ++j) {
+      const std::int64_t chunk = j / kChunkKeys;
+      const float p = weights_[(first + chunk * kMostRows) * kChunkKeys + j % kChunkKeys];
+      if (p != 0) to[j] += p * row.factors[chunk];
+    }
+  }
+
+  const AttentionProblem& problem_;
+  const AttentionResults& results_;
+  bool collect_ = false;
+  std::int64_t chunks_ = 0;
+  Scratch<float> values_, weights_;
+  std::vector<RowPart> parts_;
+};
 
 }  // namespace
 
-bool is_decode(const AttentionProblem& problem, const AttentionResults& results) {
-  const AttentionStatistics& s = results.statistics;
-  const bool statistics = s.max_logit.defined() || s.score_mean.defined() || s.entropy.defined() ||
-                          s.top_weight.defined() || s.received.defined();
-  if (statistics || problem.dropout > 0) return false;
-  if (!rows_are_whole(problem.k) || !rows_are_whole(problem.v)) return false;
+bool is_decode(const AttentionProblem& problem) {
+  // Dropout is for training; keys with a stride inside rows are for nobody: both go the long way.
+  if (problem.dropout > 0 || problem.k.stride(3) != 1 || problem.v.stride(3) != 1) return false;
   std::int64_t most_rows = 0;
   for (const AttentionSequence& sequence : problem.sequences) {
     most_rows = std::max(most_rows, sequence.q_rows * problem.group());
@@ -401,49 +596,7 @@ bool is_decode(const AttentionProblem& problem, const AttentionResults& results)
 }
 
 void attention_decode(const AttentionProblem& problem, const AttentionResults& results) {
-  const bool native = problem.q.dtype() == DType::bf16 && native_bf16_engine() != nullptr &&
-                      problem.head_size <= DecodeEngine::kMostDepth &&
-                      problem.value_size <= DecodeEngine::kMostDepth;
-  const DecodeEngine* engine = native ? neon_bf16_decode() : nullptr;
-  const auto sequences = static_cast<std::int64_t>(problem.sequences.size());
-  const std::int64_t width = problem.value_size + 2;
-  std::int64_t chunks = 0;
-  for (const AttentionSequence& s : problem.sequences) {
-    chunks = std::max(chunks, (s.k_visible + kChunkKeys - 1) / kChunkKeys);
-  }
-  const std::int64_t chunk_stride = kMostRows * width;
-  const Scratch<float> partial(
-      std::max<std::int64_t>(1, sequences * problem.key_heads * chunks * chunk_stride));
-  const auto chunks_of = [](const AttentionSequence& s) {
-    return (s.k_visible + kChunkKeys - 1) / kChunkKeys;
-  };
-  parallel_for(sequences * problem.key_heads * chunks, [&](std::int64_t at) {
-    const std::int64_t chunk = at % chunks, pair = at / chunks;
-    const std::int64_t sequence = pair / problem.key_heads;
-    const AttentionSequence& s = problem.sequences[sequence];
-    if (chunk >= chunks_of(s) || s.q_rows == 0) return;
-    HWY_DYNAMIC_DISPATCH(run_decode_chunk)
-    ({problem, engine, sequence, pair % problem.key_heads, chunk,
-      partial.get() + at * chunk_stride});
-  });
-  parallel_for(sequences * problem.heads, [&](std::int64_t at) {
-    const std::int64_t sequence = at / problem.heads, head = at % problem.heads;
-    const AttentionSequence& s = problem.sequences[sequence];
-    const std::int64_t pair = sequence * problem.key_heads + head / problem.group();
-    const Scratch<float> row(problem.value_size);
-    const Rows out = rows_of(results.out, s.q_batch, head, s.q_start);
-    const float sink = problem.sinks.defined() ? problem.sinks.data<float>()[head]
-                                               : -std::numeric_limits<float>::infinity();
-    float* lse = results.lse.data<float>() +
-                 (s.q_batch * problem.heads + head) * results.lse.size(2) + s.q_start;
-    for (std::int64_t i = 0; i < s.q_rows; ++i) {
-      const std::int64_t r = head % problem.group() * s.q_rows + i;
-      HWY_DYNAMIC_DISPATCH(combine_chunks)
-      (partial.get() + pair * chunks * chunk_stride + r * width, chunks_of(s), chunk_stride,
-       problem.value_size, sink, row.get(), lse + i);
-      HWY_DYNAMIC_DISPATCH(store_decoded_row)(row.get(), problem.value_size, out, i);
-    }
-  });
+  Decode(problem, results).run();
 }
 
 }  // namespace qkv::cpu

@@ -6,9 +6,8 @@
 
 namespace qkv::cpu {
 
-// Few rows per key head, no statistics, no dropout: then packing keys would cost more than it
-// saves.
-bool is_decode(const AttentionProblem& problem, const AttentionResults& results);
+// Few rows per key head: then packing keys would cost more than it saves.
+bool is_decode(const AttentionProblem& problem);
 void attention_decode(const AttentionProblem& problem, const AttentionResults& results);
 
 }  // namespace qkv::cpu

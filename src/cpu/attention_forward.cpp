@@ -152,17 +152,7 @@ class Forward {
         for (std::int64_t block = 0; block < count; ++block) {
           all.add(sums_[static_cast<std::size_t>(first_sums_[b] + head * count + block)]);
         }
-        const std::int64_t at = static_cast<std::int64_t>(b) * problem_.heads + head;
-        const auto write = [at](const Tensor& x, double value) {
-          if (x.defined()) x.data<float>()[at] = static_cast<float>(value);
-        };
-        const double rows = std::max(all.rows, 1.0), pairs = std::max(all.pairs, 1.0);
-        write(s.max_logit, all.max_logit);
-        write(s.score_mean, all.mean);
-        write(s.score_var, all.deviation / pairs);
-        write(s.entropy_mean, all.entropy / rows);
-        write(s.entropy_relative, all.entropy_relative / rows);
-        write(s.saturation, all.saturated / rows);
+        write_statistics(s, all, static_cast<std::int64_t>(b) * problem_.heads + head);
       }
     }
   }
@@ -200,7 +190,7 @@ class Forward {
 
 void attention_forward(const AttentionProblem& problem, const AttentionResults& results) {
   static_cast<void>(native_bf16_engine());  // settles the CPU target
-  if (is_decode(problem, results)) return attention_decode(problem, results);
+  if (is_decode(problem)) return attention_decode(problem, results);
   Forward(problem, results).run();
 }
 

@@ -20,18 +20,32 @@ namespace qkv::cpu::HWY_NAMESPACE {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Rows of f32 padded to whole vectors, and whether all of them are finite.
+// Rows of f32 padded to whole vectors.
 struct Panel {
+  struct Element {
+    std::int64_t row, column;
+    float value;
+  };
+
   Scratch<float> data;
   std::int64_t stride = 0;
-  bool finite = true;
+  std::vector<Element> non_finite;  // taken out by clean(): 0 in data
 
   Panel() = default;
   Panel(std::int64_t rows, std::int64_t columns)
       : data(rows * round_up(columns, 16)), stride(round_up(columns, 16)) {}
   void load(const Rows& rows, std::int64_t count, std::int64_t columns) {
     load_rows(rows, count, columns, data.get(), stride);
-    finite = all_finite(data.get(), count * stride);
+    non_finite.clear();
+  }
+  // NaN and infinities out: a pair that is hidden has p = ds = 0, and 0 times them must not happen.
+  void clean(std::int64_t rows) {
+    if (all_finite(data.get(), rows * stride)) return;
+    for (std::int64_t i = 0; i < rows * stride; ++i) {
+      if (std::isfinite(data[i])) continue;
+      non_finite.push_back({i / stride, i % stride, data[i]});
+      data[i] = 0;
+    }
   }
   Right right() const { return {data.get(), stride}; }
   Left left() const { return {data.get(), stride, 1}; }
@@ -55,6 +69,7 @@ struct KeyTile {
     v.load(rows_of(problem.v, s.k_batch, key_head, s.k_start + first), keys, problem.value_size);
     to_columns(k, problem.head_size, k_columns);
     to_columns(v, problem.value_size, v_columns);
+    k.clean(keys);  // the columns keep what is not finite: scores must show it
   }
   void begin_sums(const AttentionProblem& problem) {
     dk = Panel(kGradientKeys, problem.head_size);
@@ -88,6 +103,8 @@ class RowBlock {
         scorer_(in.problem, sequence, mask, diagonal),
         q_(kGradientRows, in.problem.head_size),
         dout_(kGradientRows, in.problem.value_size),
+        clean_q_(kGradientRows, in.problem.head_size),
+        clean_dout_(kGradientRows, in.problem.value_size),
         weights_(kGradientRows, kGradientKeys),
         ds_(kGradientRows, kGradientKeys),
         dq_(kGradientRows, in.problem.head_size),
@@ -103,8 +120,14 @@ class RowBlock {
     mask_.set_rows(head, rows_.data(), count);
     scorer_.set_block(head, rows_.data());
     const std::int64_t row = s.q_start + first_row;
-    q_.load(rows_of(problem_.q, s.q_batch, head, row), count, problem_.head_size);
-    dout_.load(rows_of(in_.tensors.dout, s.q_batch, head, row), count, problem_.value_size);
+    const Rows q = rows_of(problem_.q, s.q_batch, head, row);
+    const Rows dout = rows_of(in_.tensors.dout, s.q_batch, head, row);
+    q_.load(q, count, problem_.head_size);
+    dout_.load(dout, count, problem_.value_size);
+    clean_q_.load(q, count, problem_.head_size);
+    clean_q_.clean(count);
+    clean_dout_.load(dout, count, problem_.value_size);
+    clean_dout_.clean(count);
     lse_base_ = lse_index(problem_, in_.tensors, sequence_, head);
     std::fill_n(dq_.data.get(), count * dq_.stride, 0.0f);
   }
@@ -135,9 +158,8 @@ class RowBlock {
   // dv += p^T dout, dk += da^T q, dq += da k, after the softcap's slope has made da of ds.
   void add_products(KeyTile& tile) {
     const std::int64_t d = problem_.head_size, dv = problem_.value_size;
-    // Hidden pairs have p = ds = 0; 0 times a NaN of the other operand must not happen.
-    add(weights_, true, dout_, tile.dv, {tile.keys, dv, count_});
-    add(ds_, true, q_, tile.dk, {tile.keys, d, count_});
+    add(weights_, true, clean_dout_, tile.dv, {tile.keys, dv, count_});
+    add(ds_, true, clean_q_, tile.dk, {tile.keys, d, count_});
     add(ds_, false, tile.k, dq_, {count_, d, tile.keys});
   }
   void apply_softcap_slope(std::int64_t columns);
@@ -145,19 +167,15 @@ class RowBlock {
  private:
   float* weights(std::int64_t r) { return weights_.data.get() + r * weights_.stride; }
 
-  // C += A B, or A^T B; by skipping zeros of A where B is not finite.
+  // C += A B, or A^T B. What is not finite in B is added after, for the pairs that see it.
   void add(const Panel& a, bool transposed, const Panel& b, const Panel& c, const Extents& size) {
     const Left left = transposed ? Left{a.data.get(), 1, a.stride} : a.left();
-    if (b.finite || !partial_) {
-      return multiply(left, b.right(), {c.data.get(), c.stride, true}, size);
-    }
-    for (std::int64_t i = 0; i < size.m; ++i) {
-      for (std::int64_t k = 0; k < size.k; ++k) {
-        const float factor = left.data[i * left.row + k * left.step];
-        if (factor == 0) continue;
-        for (std::int64_t j = 0; j < size.n; ++j) {
-          c.data[i * c.stride + j] += factor * b.data[k * b.stride + j];
-        }
+    multiply(left, b.right(), {c.data.get(), c.stride, true}, size);
+    for (const Panel::Element& x : b.non_finite) {
+      for (std::int64_t i = 0; i < size.m; ++i) {
+        const std::int64_t query = transposed ? x.row : i, key = transposed ? i : x.row;
+        if (!scorer_.sees(query, key)) continue;
+        c.data[i * c.stride + x.column] += left.data[i * left.row + x.row * left.step] * x.value;
       }
     }
   }
@@ -166,32 +184,34 @@ class RowBlock {
     const D d;
     const std::int64_t at = lse_base_ + rows_[r];
     const AttentionBackward& tensors = in_.tensors;
-    const float lse = tensors.lse.data<float>()[at];
     float subtract = in_.row_products[at];
     if (tensors.dlse.defined()) subtract -= tensors.dlse.data<float>()[at];
     const bool has_entropy = tensors.dentropy.defined();
     const float dentropy = has_entropy ? tensors.dentropy.data<float>()[at] : 0;
-    const float mean_score = has_entropy ? lse - tensors.entropy.data<float>()[at] : 0;
+    const float mean_score =
+        has_entropy ? tensors.lse.data<float>()[at] - tensors.entropy.data<float>()[at] : 0;
     const bool has_dropout = problem_.dropout > 0;
     if (has_dropout) {
       dropout_row(problem_, sequence_, head_, rows_[r], first_key, columns, keep_.get());
     }
-    const V unit = hn::Set(d, scorer_.unit()), log2e = hn::Set(d, std::numbers::log2e_v<float>);
-    const V shift = hn::Set(d, lse == -kInfinity ? 0 : lse), minus = hn::Set(d, subtract);
+    const V unit = hn::Set(d, scorer_.unit());
+    const V to_log2 = hn::Set(d, scorer_.unit() * std::numbers::log2e_v<float>);
+    const V shift = hn::Set(d, in_.shifts[at]), factor = hn::Set(d, in_.factors[at]);
+    const V minus = hn::Set(d, subtract);
     float* p_row = weights(r);
     float* ds_row = ds_.data.get() + r * ds_.stride;
     for (std::size_t j = 0; j < static_cast<std::size_t>(columns); j += hn::Lanes(d)) {
       const V raw = hn::LoadU(d, p_row + j);
       const auto hidden = hn::Eq(raw, hn::Set(d, -kInfinity));
-      const V s = hn::Mul(raw, unit);
-      // s <= lse but for rounding; the bound keeps huge scores from overflowing.
-      const V t = min_keeping_nan(hn::Zero(d), hn::Mul(hn::Sub(s, shift), log2e));
-      V p = hn::IfThenZeroElse(hidden, exp2_fast(d, t));
+      // s <= lse but for rounding; the bound keeps a wrong lse from overflowing.
+      const V t = min_keeping_nan(hn::Zero(d), hn::Mul(hn::Sub(raw, shift), to_log2));
+      V p = hn::IfThenZeroElse(hidden, hn::Mul(exp2_fast(d, t), factor));
       V change = hn::LoadU(d, ds_row + j);
       if (has_dropout) change = hn::Mul(change, hn::LoadU(d, keep_.get() + j));
       change = hn::Sub(change, minus);
       if (has_entropy) {
-        change = hn::NegMulAdd(hn::Set(d, dentropy), hn::Sub(s, hn::Set(d, mean_score)), change);
+        change = hn::NegMulAdd(
+            hn::Set(d, dentropy), hn::Sub(hn::Mul(raw, unit), hn::Set(d, mean_score)), change);
       }
       hn::StoreU(hn::IfThenZeroElse(hidden, hn::Mul(p, change)), d, ds_row + j);
       if (has_dropout) p = hn::Mul(p, hn::LoadU(d, keep_.get() + j));
@@ -210,7 +230,7 @@ class RowBlock {
   std::int64_t sequence_;
   BlockMask& mask_;
   ScoreRows scorer_;
-  Panel q_, dout_, weights_, ds_, dq_, slopes_;
+  Panel q_, dout_, clean_q_, clean_dout_, weights_, ds_, dq_, slopes_;
   Scratch<float> slope_, keep_;
   std::vector<std::int64_t> rows_;
   std::int64_t head_ = 0, count_ = 0, lse_base_ = 0;
@@ -242,14 +262,14 @@ void run_gradient_chunk_target(const GradientInputs& in, const GradientChunk& ch
   for (std::int64_t g = 0; g < problem.group(); ++g) {
     const std::int64_t head = chunk.key_head * problem.group() + g;
     diagonal.set_head(head);
-    float* by_diagonal =
+    double* by_diagonal =
         chunk.diagonals != nullptr ? chunk.diagonals + g * diagonal.diagonals() : nullptr;
     for (std::int64_t first = 0; first < s.q_rows; first += kGradientRows) {
       block.load(head, first, std::min(kGradientRows, s.q_rows - first));
       for (KeyTile& tile : tiles) {
         if (!block.differentiate(tile)) continue;
         for (std::int64_t r = 0; r < block.count() && by_diagonal != nullptr; ++r) {
-          float* to = by_diagonal + diagonal.index(block.row(r), tile.first);
+          double* to = by_diagonal + diagonal.index(block.row(r), tile.first);
           for (std::int64_t j = 0; j < tile.keys; ++j) to[j] += block.ds(r)[j];
         }
         block.apply_softcap_slope(tile.keys);
@@ -282,15 +302,9 @@ void add_bias_gradient_target(const GradientInputs& in, const BiasTile& tile, Bl
   const KeyTile keys(problem, tile.sequence, tile.head / problem.group(), tile.first_key,
                      tile.keys);
   if (!block.differentiate(keys)) return;
-  const Tensor& to = in.tensors.dbias;  // extents of 1 are summed over
-  const auto step = [&](int axis, std::int64_t i) {
-    return to.size(axis) == 1 ? 0 : i * to.stride(axis);
-  };
   for (std::int64_t r = 0; r < block.count(); ++r) {
-    float* row = to.data<float>() + step(0, problem.sequences[tile.sequence].q_batch) +
-                 step(1, tile.head) + step(2, tile.first_row + r) + step(3, tile.first_key);
-    const std::int64_t stride = to.size(3) == 1 ? 0 : 1;
-    for (std::int64_t j = 0; j < tile.keys; ++j) row[j * stride] += block.ds(r)[j];
+    double* to = tile.sums + r * tile.row_step;
+    for (std::int64_t j = 0; j < tile.keys; ++j) to[j * tile.key_step] += block.ds(r)[j];
   }
 }
 
@@ -300,18 +314,26 @@ void row_products_target(const AttentionProblem& problem, const AttentionBackwar
   const std::int64_t size = problem.value_size;
   const Rows out = rows_of(tensors.out, s.q_batch, head, s.q_start);
   const Rows dout = rows_of(tensors.dout, s.q_batch, head, s.q_start);
-  const std::int64_t padded = round_up(size, 16);
-  const Scratch<float> a(padded), b(padded);
+  // Summed in the order in which the tile product sums dout . v: in a row that sees one key, out is
+  // v, and dp - r is 0 exactly. Eight rows at once hide the latency of their chains.
+  constexpr std::int64_t kAtOnce = 8;
+  const Scratch<float> a(kAtOnce * size), b(kAtOnce * size);
   float* to = products + lse_index(problem, tensors, sequence, head);
-  const hn::ScalableTag<float> d;
-  for (std::int64_t i = 0; i < s.q_rows; ++i) {
-    load_rows(out.from(i), 1, size, a.get(), padded);
-    load_rows(dout.from(i), 1, size, b.get(), padded);
-    auto sum = hn::Zero(d);
-    for (std::size_t j = 0; j < static_cast<std::size_t>(padded); j += hn::Lanes(d)) {
-      sum = hn::MulAdd(hn::Load(d, a.get() + j), hn::Load(d, b.get() + j), sum);
+  const hn::CappedTag<float, 1> d;
+  for (std::int64_t i = 0; i < s.q_rows; i += kAtOnce) {
+    const std::int64_t count = std::min(kAtOnce, s.q_rows - i);
+    load_rows(out.from(i), count, size, a.get(), size);
+    load_rows(dout.from(i), count, size, b.get(), size);
+    hn::Vec<decltype(d)> sum[kAtOnce];
+    for (auto& x : sum) x = hn::Zero(d);
+    for (std::int64_t j = 0; j < size; ++j) {
+      HWY_UNROLL(8)
+      for (std::int64_t r = 0; r < kAtOnce; ++r) {
+        sum[r] = hn::MulAdd(hn::LoadU(d, b.get() + r * size + j), hn::LoadU(d, a.get() + r * size + j),
+                            sum[r]);
+      }
     }
-    to[i] = hn::GetLane(hn::SumOfLanes(d, sum));
+    for (std::int64_t r = 0; r < count; ++r) to[i + r] = hn::GetLane(sum[r]);
   }
 }
 

@@ -16,7 +16,11 @@ inline constexpr std::int64_t kGradientRows = 64, kGradientKeys = 96;
 struct GradientInputs {
   const AttentionProblem& problem;
   const AttentionBackward& tensors;
-  const float* row_products;  // r_i = dout_i . out_i, laid out like lse
+  // Laid out like lse: r_i = dout_i . out_i, and the two numbers that give weights back from
+  // scores, p = exp(unit (s - shift)) factor, where unit is that of ScoreRows.
+  const float* row_products;
+  const float* shifts;
+  const float* factors;
 };
 
 // A run of key tiles of one (sequence, key head): the unit of work. It owns the gradients of its
@@ -25,15 +29,18 @@ struct GradientChunk {
   std::int64_t sequence, key_head;
   std::int64_t first_key, keys;
   float* dq;         // [group, q_rows, D]: this chunk's part
-  float* diagonals;  // [group, diagonals]: sums of ds along diagonals, or null
+  double* diagonals;  // [group, diagonals]: sums of ds along diagonals, or null
 };
 void run_gradient_chunk(const GradientInputs& in, const GradientChunk& chunk);
 
-// ds of (sequence, head) summed into the bias gradient for rows [first_row, first_row + rows) and
-// keys [first_key, first_key + keys); at most kGradientRows and kGradientKeys of them.
+// ds of (sequence, head) for rows [first_row, first_row + rows) and keys [first_key, first_key +
+// keys), at most kGradientRows and kGradientKeys of them, is added to sums[i * row_step + j *
+// key_step]; a step of 0 sums over that axis.
 struct BiasTile {
   std::int64_t sequence, head;
   std::int64_t first_row, rows, first_key, keys;
+  double* sums;
+  std::int64_t row_step, key_step;
 };
 void add_bias_gradient(const GradientInputs& in, const BiasTile& tile, BlockMask& mask);
 

@@ -23,6 +23,13 @@ struct Rows {
 };
 Rows rows_of(const Tensor& x, std::int64_t batch, std::int64_t head, std::int64_t first_row);
 
+// Scores are a positive scale times q . k and nothing else: then rows of a tile may stay q . k, and
+// the scale is left to the exponential.
+inline bool is_plain(const AttentionProblem& problem) {
+  return problem.scale > 0 && problem.softcap == 0 && !problem.bias.defined() &&
+         !problem.has_diagonal_bias();
+}
+
 // ALiBi and relative-position biases depend on j - (i + o) alone: one array per (sequence, head),
 // in which the bias of row i at keys j, j+1, ... is contiguous.
 class DiagonalBias {
@@ -35,7 +42,7 @@ class DiagonalBias {
   const float* at(std::int64_t row, std::int64_t key) const {
     return values_.get() + slack_ + index(row, key);
   }
-  // Sums ds by diagonal into the gradient of the slopes or the table of `head`.
+  // The diagonal of a pair.
   std::int64_t index(std::int64_t row, std::int64_t key) const { return key - row + rows_ - 1; }
   std::int64_t diagonals() const { return rows_ + keys_ - 1; }
   // j - (i + o) of a diagonal, and its bucket.

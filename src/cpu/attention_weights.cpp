@@ -12,15 +12,15 @@ namespace {
 
 // Adds the weights of rows [first, first + count) of the selection to their pooled rows.
 void pool(const AttentionWeights& wanted, const float* weights, std::int64_t keys,
-          std::int64_t first, std::int64_t count, float* to) {
+          std::int64_t first, std::int64_t count, double* to) {
   const auto rows = static_cast<std::int64_t>(wanted.rows.size());
   const std::int64_t columns = wanted.weights.size(3);
   for (std::int64_t r = 0; r < count; ++r, weights += keys) {
     const std::int64_t block = (first + r) / wanted.pool_rows;
     const std::int64_t in_block =
         std::min(wanted.pool_rows, rows - block * wanted.pool_rows);
-    const float share = 1.0f / static_cast<float>(in_block);
-    float* row = to + block * columns;
+    const double share = 1.0 / static_cast<double>(in_block);
+    double* row = to + block * columns;
     if (wanted.pool_keys == 1) {
       for (std::int64_t j = 0; j < keys; ++j) row[j] += share * weights[j];
     } else {
@@ -51,6 +51,8 @@ void attention_weights(const AttentionProblem& problem, const AttentionWeights& 
     DiagonalBias diagonal(problem, sequence, engine.tile_keys);
     diagonal.set_head(head);
     const Scratch<float> block(engine.tile_rows * s.k_rows);
+    const Scratch<double> pooled(per_head);  // a pool may hold millions of weights
+    std::fill_n(pooled.get(), per_head, 0.0);
     for (std::int64_t first = 0; first < rows; first += engine.tile_rows) {
       const std::int64_t count = std::min(engine.tile_rows, rows - first);
       std::fill_n(block.get(), count * s.k_rows, 0.0f);
@@ -59,9 +61,9 @@ void attention_weights(const AttentionProblem& problem, const AttentionWeights& 
       job.weights = block.get();
       job.weights_stride = s.k_rows;
       run_blocks(job);
-      pool(wanted, block.get(), s.k_rows, first, count,
-           wanted.weights.data<float>() + at * per_head);
+      pool(wanted, block.get(), s.k_rows, first, count, pooled.get());
     }
+    std::copy_n(pooled.get(), per_head, wanted.weights.data<float>() + at * per_head);
   });
 }
 

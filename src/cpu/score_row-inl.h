@@ -34,8 +34,7 @@ class ScoreRows {
         sequence_(problem.sequences[sequence]),
         mask_(mask),
         diagonal_(diagonal),
-        plain_(problem.scale > 0 && problem.softcap == 0 && !problem.bias.defined() &&
-               !diagonal.defined()),
+        plain_(cpu::is_plain(problem)),
         lanes_(static_cast<std::int64_t>(hn::Lanes(D()))) {}
 
   void set_block(std::int64_t head, const std::int64_t* rows) {
@@ -59,6 +58,15 @@ class ScoreRows {
   float unit() const { return plain_ ? problem_.scale : 1.0f; }
   // The largest visible a_ij so far; plain rows do not track it, their maximum is it.
   float max_logit() const { return hn::GetLane(hn::MaxOfLanes(D(), hn::Load(D(), max_logit_))); }
+
+  // Whether the pair (r, column j of the tile) is visible: for the rare case that must know.
+  bool sees(std::int64_t r, std::int64_t j) {
+    mark_visible(r);
+    const auto column = static_cast<float>(j);
+    const bool by_mask = use_bytes_ ? bytes_[j] != 0 : column >= begin_ && column < end_;
+    const float* bias = by_mask ? bias_row(r) : nullptr;
+    return by_mask && (bias == nullptr || bias[j] != -kInfinity);
+  }
 
   // Row r of the tile, in place. `slope` (or null) receives d c / d a of the softcap.
   void finish_row(std::int64_t r, float* row, bool partial, bool track_max,
@@ -125,15 +133,20 @@ class ScoreRows {
     const V inverse_cap = hn::Set(d, problem_.softcap > 0 ? 1 / problem_.softcap : 0);
     V largest = hn::Load(d, max_logit_);
     for (std::int64_t j = 0; j < columns_; j += lanes_) {
-      V s = hn::Mul(hn::LoadU(d, row + j), scale);
-      const auto seen = partial ? visible(j) : hn::Eq(one, one);
-      if (track_max) largest = hn::Max(largest, hn::IfThenElse(seen, s, hidden));
+      const V a = hn::Mul(hn::LoadU(d, row + j), scale);
+      auto seen = partial ? visible(j) : hn::Eq(one, one);
+      V s = a;
       if (problem_.softcap > 0) {
         const V t = tanh_fast(d, hn::Mul(s, inverse_cap));
         s = hn::Mul(cap, t);
         if (slope != nullptr) hn::StoreU(hn::NegMulAdd(t, t, one), d, slope + j);
       }
-      if (bias != nullptr) s = hn::Add(s, hn::LoadU(d, bias + j));
+      if (bias != nullptr) {
+        const V add = hn::LoadU(d, bias + j);
+        seen = hn::AndNot(hn::Eq(add, hidden), seen);  // -inf hides, even a NaN
+        s = hn::Add(s, add);
+      }
+      if (track_max) largest = hn::Max(largest, hn::IfThenElse(seen, a, hidden));
       hn::StoreU(hn::IfThenElse(seen, s, hidden), d, row + j);
     }
     hn::Store(largest, d, max_logit_);

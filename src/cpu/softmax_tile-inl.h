@@ -33,7 +33,6 @@ struct TileScores {
 
 class SoftmaxRows {
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  static constexpr std::int64_t kRowsPerFlush = 8;  // of f32 moments into f64
   using D = hn::ScalableTag<float>;
   using V = hn::Vec<D>;
 
@@ -68,7 +67,9 @@ class SoftmaxRows {
     std::fill_n(visible_.get(), count, 0.0f);
     std::fill_n(top_.get(), count, -1);
     has_pivot_ = false;
-    pairs_ = moment1_ = moment2_ = 0;
+    pairs_ = 0;
+    std::fill_n(moment1_, hn::MaxLanes(D()), 0.0);
+    std::fill_n(moment2_, hn::MaxLanes(D()), 0.0);
   }
 
   // Turns the tile's scores into weights and rescales the output sums (null: none) where a row
@@ -94,13 +95,14 @@ class SoftmaxRows {
       } else {
         weigh_row<false, false>(tile, r);
       }
-      if (collect_ && (r + 1) % kRowsPerFlush == 0) flush_moments();
     }
-    if (collect_) flush_moments();
     if (sums != nullptr) rescale(sums, sums_stride);
   }
 
   float maximum(std::int64_t r) const { return maximum_[r]; }
+  // After finish(): p = 2^((s - maximum) unit log2 e) times this; 0 in a row that sees nothing.
+  float factor(std::int64_t r) const { return results_[r].factor; }
+  bool sees(std::int64_t r, std::int64_t column) { return scorer_.sees(r, column); }
 
   // Row totals, with the sink; after the last tile.
   void finish() {
@@ -128,8 +130,6 @@ class SoftmaxRows {
                                           weighted * factor / all);
     }
   }
-
-  bool sees(std::int64_t r) const { return results_[r].sees; }
 
   // From a weight kept when the maximum was `then` to the final one.
   float final_factor(std::int64_t r, float then) const {
@@ -184,8 +184,9 @@ class SoftmaxRows {
     }
     sums.pairs = pairs_;
     if (pairs_ > 0) {
-      sums.mean = (pivot_ + moment1_ / pairs_) * unit_;
-      sums.deviation = (moment2_ - moment1_ * moment1_ / pairs_) * unit_ * unit_;
+      const double first = sum_lanes(moment1_), second = sum_lanes(moment2_);
+      sums.mean = (pivot_ + first / pairs_) * unit_;
+      sums.deviation = std::max(second - first * first / pairs_, 0.0) * unit_ * unit_;
     }
     return sums;
   }
@@ -196,7 +197,8 @@ class SoftmaxRows {
     float lse = 0, factor = 0, entropy = 0;
   };
 
-  static double sum_lanes(const float* lanes) {
+  template <class T>
+  static double sum_lanes(const T* lanes) {
     double sum = 0;
     for (std::size_t i = 0; i < hn::Lanes(D()); ++i) sum += lanes[i];
     return sum;
@@ -325,8 +327,15 @@ class SoftmaxRows {
     const std::int64_t count = tile.partial ? static_cast<std::int64_t>(seen) : tile.keys;
     visible_[r] += static_cast<float>(count);
     pairs_ += static_cast<double>(count);
-    hn::Store(hn::Add(hn::Load(d, pending1_), sum), d, pending1_);
-    hn::Store(hn::Add(hn::Load(d, pending2_), squares), d, pending2_);
+    add_lanes(sum, moment1_);
+    add_lanes(squares, moment2_);
+  }
+
+  // Long sums are kept in f64, lane by lane: the variance of a head adds up millions of pairs.
+  static HWY_INLINE void add_lanes(V x, double* sums) {
+    HWY_ALIGN float lanes[hn::MaxLanes(D())];
+    hn::Store(x, D(), lanes);
+    for (std::size_t i = 0; i < hn::Lanes(D()); ++i) sums[i] += lanes[i];
   }
 
   // Two vectors of weights as bf16: adding half a unit in the last place and taking the upper
@@ -343,12 +352,6 @@ class SoftmaxRows {
     hn::StoreU(hn::ConcatOdd(d16, hn::BitCast(d16, b), hn::BitCast(d16, a)), d16,
                reinterpret_cast<std::uint16_t*>(to));
 #endif
-  }
-
-  void flush_moments() {
-    moment1_ += sum_lanes(pending1_);
-    moment2_ += sum_lanes(pending2_);
-    for (std::int64_t i = 0; i < lanes_; ++i) pending1_[i] = pending2_[i] = 0;
   }
 
   void rescale(float* sums, std::int64_t stride) const {
@@ -378,9 +381,9 @@ class SoftmaxRows {
   Scratch<float> keep_;
   bool has_pivot_ = false;
   float pivot_ = 0;
-  double pairs_ = 0, moment1_ = 0, moment2_ = 0;
-  HWY_ALIGN float pending1_[hn::MaxLanes(D())] = {};
-  HWY_ALIGN float pending2_[hn::MaxLanes(D())] = {};
+  double pairs_ = 0;
+  HWY_ALIGN double moment1_[hn::MaxLanes(D())] = {};
+  HWY_ALIGN double moment2_[hn::MaxLanes(D())] = {};
   std::vector<Result> results_;
 };
 
