@@ -14,6 +14,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
 // A call that is right until one thing is changed: B 2, H 4, Hk 2, Sq 5, Sk 7, D 8, Dv 6.
 struct Call {
   Tensor q = Tensor::zeros({2, 4, 5, 8});
@@ -136,8 +139,6 @@ TEST(AttentionError, Inputs) {
 }
 
 TEST(AttentionError, Numbers) {
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  constexpr float kInf = std::numeric_limits<float>::infinity();
   check_bad_calls(
       {
           {"scale NaN", [](Call& c) { c.options.scale = kNan; }, {"scale", "nan", "finite"}},
