@@ -6,3 +6,19 @@
 # has multiply-by-lane, which a tile product is made of).
 target_compile_definitions(qkv PRIVATE
   HWY_DISABLED_TARGETS=\(HWY_SSSE3|HWY_AVX3_DL|HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128\))
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  # A tile product fills the register file: it spills when loads are moved up before registers are
+  # assigned. The machine reorders them better anyway.
+  target_compile_options(qkv PRIVATE
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-fno-schedule-insns>)
+  set_source_files_properties(src/cpu/bf16_neon.cpp src/cpu/bf16_neon_decode.cpp PROPERTIES
+    COMPILE_OPTIONS -march=armv8.2-a+bf16)
+endif()
+
+# The AVX-512 headers of GCC 12 initialise a variable with itself on purpose and are warned about
+# for it, in whatever file they are inlined (GCC bug 105593).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  set_source_files_properties(src/cpu/bf16_x86.cpp src/cpu/engine_f32.cpp PROPERTIES
+    COMPILE_OPTIONS -Wno-maybe-uninitialized)
+endif()

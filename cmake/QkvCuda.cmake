@@ -1,0 +1,17 @@
+# The CUDA backend is other source files, never an #ifdef: without it absent.cpp is compiled, whose
+# every call is an Error. QKV_CUDA = AUTO takes what the machine has, ON insists, OFF declines.
+set(qkv_cuda "off")
+if(QKV_CUDA)  # AUTO or ON
+  # NVIDIA's own packages leave nvcc off the PATH.
+  find_program(QKV_NVCC nvcc PATHS ENV CUDA_HOME /usr/local/cuda PATH_SUFFIXES bin)
+  if(QKV_NVCC)
+    set(qkv_cuda "no CUDA sources yet: CPU only, although ${QKV_NVCC} was found")
+  elseif(QKV_CUDA STREQUAL "AUTO")
+    set(qkv_cuda "off (no nvcc)")
+  else()
+    message(FATAL_ERROR "QKV_CUDA=ON needs nvcc: install the CUDA toolkit and put its bin on PATH, "
+                        "or configure with -DQKV_CUDA=OFF")
+  endif()
+endif()
+message(STATUS "CUDA: ${qkv_cuda}")
+target_sources(qkv PRIVATE src/cuda/absent.cpp)

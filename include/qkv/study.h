@@ -3,49 +3,84 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace qkv {
 
 // Why 1/sqrt(d_k)? For each head size and scale: what the scores, the weights and the gradients
-// look like when q and k are random with variance `input_variance`.
+// look like when the entries of q and k are normal with variance `input_variance`, and those of v
+// and of d loss / d out with variance 1.
 struct ScaleStudyOptions {
   std::vector<std::int64_t> head_sizes{16, 32, 64, 128, 256, 512, 1024};
-  std::int64_t keys = 256;     // n
-  std::int64_t queries = 256;  // rows per trial
-  std::int64_t trials = 16;    // independent draws; standard errors come from their spread
-  float input_variance = 1;    // s^2 of the entries of q and k
+  std::int64_t keys = 256;       // n
+  std::int64_t queries = 256;    // rows per trial
+  std::int64_t value_size = 64;  // the same for every d_k, so that gradients can be compared
+  std::int64_t trials = 32;      // independent draws; standard errors come from their spread
+  double input_variance = 1;     // s^2
   std::uint64_t seed = 1;
   std::function<void(int done, int total)> progress{};
 };
 
-// Over the trials: the mean and its standard error.
+// A mean and its standard error.
 struct Measured {
   double mean = 0, standard_error = 0;
 };
 
+// What the library measured beside what theory expects. The expectation is a formula (standard
+// error 0) or a Monte Carlo mean in double precision of the same distribution, without the
+// library's kernels.
+struct Quantity {
+  Measured measured;
+  std::optional<Measured> expected{};
+
+  // How far apart the two are, in standard errors of their difference.
+  double deviation() const;
+};
+
+inline constexpr double kDisagreement = 4;  // standard errors from which on a row is flagged
+
 struct ScaleStudyRow {
   std::int64_t head_size = 0;
-  std::string scale_name;      // "none", "1/sqrt(d_k)", "1/d_k"
+  std::string scale_name;  // "none", "1/sqrt(d_k)", "1/d_k"
   double scale = 0;
-  Measured score_variance;
-  double expected_variance = 0;  // scale^2 * d_k * s^4
-  Measured score_magnitude;      // root mean square of a score
-  Measured max_logit, top_weight, entropy, entropy_relative, saturation;
-  double expected_entropy = 0;   // for Gaussian scores of the expected variance, by quadrature-free
-                                 // Monte Carlo in double precision
-  Measured gradient_q, gradient_k;  // norm of d loss / d q and d k for a unit-variance d loss / d out
+  double input_variance = 1;
+  Quantity score_variance;          // expected: scale^2 * d_k * s^4
+  Quantity score_magnitude;         // root mean square of a score
+  Quantity max_logit;               // the largest score of a trial
+  Quantity top_weight;              // the largest weight of a row
+  Quantity entropy;                 // of a row, in nats
+  Quantity entropy_relative;        // entropy / log n
+  Quantity saturation;              // share of rows whose largest weight is above 0.99
+  Quantity gradient_scores;         // root mean square over rows of |d loss / d scores_i|
+  Quantity gradient_scores_median;  // the row in the middle
+  Quantity gradient_q;              // root mean square over rows of |d loss / d q_i|
+  Quantity gradient_k;              // ... of |d loss / d k_j|
 };
 
 struct ScaleStudy {
   ScaleStudyOptions options;
-  std::vector<ScaleStudyRow> rows;
+  std::string target;  // what it ran on
+  int threads = 1;
+  std::vector<ScaleStudyRow> rows;           // head sizes x scales
+  std::vector<ScaleStudyRow> variance_rows;  // one head size, other input variances
 };
 
+// Throws Error when an option makes no sense.
 ScaleStudy study_scale(const ScaleStudyOptions& options = {});
+
+// What the numbers say about common statements, in words made from the measured numbers.
+struct Finding {
+  enum class Verdict : std::uint8_t { holds, loose, disagrees };
+  Verdict verdict = Verdict::holds;
+  std::string text;
+};
+std::vector<Finding> findings(const ScaleStudy& study);
+
+std::string to_text(const ScaleStudy& study);  // for a terminal, 100 columns
 std::string to_json(const ScaleStudy& study);
-// A self-contained page: tables and SVG plots, no network.
+// A self-contained page: findings, SVG plots and tables; no scripts, no network.
 std::string to_html(const ScaleStudy& study);
 
 }  // namespace qkv

@@ -128,7 +128,7 @@ Tensor Tensor::wrap(void* data, const Shape& shape, DType dtype,
   auto context = std::make_unique<std::shared_ptr<const void>>(std::move(owner));
   tensor.storage_ =
       std::make_shared<Storage>(data, bytes, kCpu, release_owner, context.get());
-  context.release();  // the storage has it now
+  static_cast<void>(context.release());  // the storage has it now
   tensor.shape_ = shape;
   tensor.strides_ = row_major_strides(shape);
   tensor.dtype_ = dtype;
@@ -163,14 +163,16 @@ Tensor Tensor::view(const Shape& shape, std::span<const std::int64_t> strides,
         "view: shape {} needs {} strides, got {}", shape, shape.rank(), strides.size());
   Tensor result = *this;
   const auto item = static_cast<std::int64_t>(size_of(dtype_));
-  const std::int64_t first = offset_ / item + first_element;
-  if (shape.numel() > 0) {
-    const Extent extent = extent_of(shape, strides);
-    const auto available = static_cast<std::int64_t>(storage_->bytes()) / item;
-    check(first + extent.lowest >= 0 && first + extent.highest < available,
-          "view: shape {} with these strides reaches outside the {} elements of its storage", shape,
-          available);
-  }
+  const auto available = static_cast<std::int64_t>(storage_->bytes()) / item;
+  const Extent extent = shape.numel() > 0 ? extent_of(shape, strides) : Extent{};
+  std::int64_t first = 0, lowest = 0, highest = 0;
+  const bool overflow = __builtin_add_overflow(offset_ / item, first_element, &first) ||
+                        __builtin_add_overflow(first, extent.lowest, &lowest) ||
+                        __builtin_add_overflow(first, extent.highest, &highest);
+  // An empty view may stand one past the end, where slicing everything away leaves it.
+  check(!overflow && lowest >= 0 && highest < available + (shape.numel() > 0 ? 0 : 1),
+        "view: shape {} with these strides reaches outside the {} elements of its storage", shape,
+        available);
   result.offset_ = first * item;
   result.shape_ = shape;
   result.strides_ = {};

@@ -8,6 +8,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -70,17 +71,15 @@ struct Loop {
 class Pool {
  public:
   explicit Pool(int threads) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { serve(); });
-  }
-  ~Pool() {
-    {
-      const std::scoped_lock lock(mutex_);
-      stopping_ = true;
+    try {
+      for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { serve(); });
+    } catch (const std::system_error& error) {
+      stop();  // a std::thread that is destroyed before it is joined ends the program
+      fail("cannot start {} threads: {}; ask for fewer with set_num_threads or QKV_THREADS",
+           threads, error.what());
     }
-    epoch_.fetch_add(1);
-    wake_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
   }
+  ~Pool() { stop(); }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
@@ -107,6 +106,16 @@ class Pool {
   }
 
  private:
+  void stop() {
+    {
+      const std::scoped_lock lock(mutex_);
+      stopping_ = true;
+    }
+    epoch_.fetch_add(1);
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
   void serve() {
     std::uint64_t seen = 0;
     while (true) {

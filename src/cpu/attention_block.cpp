@@ -38,6 +38,15 @@ void pack_rows(const AttentionEngine& engine, const Rows& rows, std::int64_t cou
   }
 }
 
+// V need not be copied where it already is what the engine would copy it to. Rows far apart are
+// copied all the same: their cache lines would fight for the same few sets.
+inline bool values_as_rows(const AttentionProblem& problem, const AttentionEngine& engine) {
+  const Tensor& v = problem.v;
+  return engine.takes_rows && v.dtype() == engine.operand && v.stride(3) == 1 &&
+         v.size(3) % engine.column_multiple == 0 && v.stride(2) > 0 &&
+         v.stride(2) <= 2 * v.size(3);
+}
+
 void pack_tile_target(const AttentionProblem& problem, const AttentionEngine& engine,
                       const PackedTiles& packed, std::int64_t sequence, std::int64_t key_head,
                       std::int64_t tile) {
@@ -56,11 +65,20 @@ void pack_tile_target(const AttentionProblem& problem, const AttentionEngine& en
   pack_one(problem.k, true, {0, engine.tile_keys, problem.head_size},
            packed.keys + tile * packed.key_bytes, nullptr);
   if (packed.values == nullptr) return;
+  if (values_as_rows(problem, engine)) {
+    const Rows rows = rows_of(problem.v, s.k_batch, key_head, s.k_start + first);
+    packed.values_finite[tile] = 1;
+    for (std::int64_t r = 0; r < count; ++r) {
+      const auto* row = reinterpret_cast<const float*>(rows.row(r));
+      if (!all_finite(row, problem.value_size)) packed.values_finite[tile] = 0;
+    }
+    return;
+  }
   pack_one(problem.v, false, {0, problem.value_size, engine.tile_keys},
            packed.values + tile * packed.value_bytes, packed.values_finite + tile);
 }
 
-// The state of a block while its tiles go by.
+// The state of a block while its tiles go by; used for one block after another.
 class Block {
  public:
   explicit Block(const BlockJob& job)
@@ -68,24 +86,28 @@ class Block {
         problem_(job.problem),
         engine_(job.engine),
         sequence_(job.problem.sequences[job.sequence]),
-        rows_(round_up(job.count, job.engine.row_multiple)),
+        rows_(round_up(std::min(job.count, job.engine.tile_rows), job.engine.row_multiple)),
         q_stride_(round_up(problem_.head_size, engine_.depth_multiple)),
         o_stride_(round_up(std::max<std::int64_t>(problem_.value_size, 1), engine_.column_multiple)),
         has_values_(job.packed.values != nullptr),
         keeps_weights_(job.received != nullptr || job.weights != nullptr),
-        queries_(rows_ * q_stride_ * (is_bf16() ? 2 : 4)),
+        queries_(rows_ * q_stride_ * item()),
         scores_(rows_ * engine_.tile_keys),
         narrow_(is_bf16() ? rows_ * engine_.tile_keys : 0),
         sums_(has_values_ ? rows_ * o_stride_ : 0),
         softmax_(job, rows_) {}
 
-  void run() {
-    job_.mask.set_rows(job_.head, job_.rows, job_.count);
+  // The rows [first, first + tile_rows) of the job.
+  void run(std::int64_t first_row) {
+    first_row_ = first_row;
+    block_rows_ = job_.rows + first_row;
+    count_ = std::min(engine_.tile_rows, job_.count - first_row);
+    job_.mask.set_rows(job_.head, block_rows_, count_);
+    softmax_.begin(block_rows_, count_);
     load_queries();
-    if (has_values_) std::fill_n(sums_.get(), rows_ * o_stride_, 0.0f);
+    started_ = false;
     const KeyInterval reach = job_.mask.reach();
     if (keeps_weights_) prepare_kept_weights();
-    if (engine_.begin != nullptr) engine_.begin();
     for (std::int64_t tile = reach.begin / engine_.tile_keys;
          tile * engine_.tile_keys < reach.end; ++tile) {
       const std::int64_t first = tile * engine_.tile_keys;
@@ -94,36 +116,44 @@ class Block {
       const TileKind kind = job_.mask.classify(first, first + count);
       if (kind != TileKind::hidden) run_tile(tile, first, count, kind);
     }
-    if (engine_.end != nullptr) engine_.end();
     finish();
   }
 
  private:
   bool is_bf16() const { return engine_.operand == DType::bf16; }
+  std::int64_t item() const { return static_cast<std::int64_t>(size_of(engine_.operand)); }
 
+  // Q as the engine multiplies it: as it lies, or a copy in the engine's dtype, padded with zeros.
   void load_queries() {
     const Rows q = rows_of(problem_.q, sequence_.q_batch, job_.head, sequence_.q_start);
-    const std::int64_t size = problem_.head_size;
-    for (std::int64_t r = 0; r < job_.count; ++r) {
-      const Rows row = q.from(job_.rows[r]);
+    const bool in_order = block_rows_[count_ - 1] - block_rows_[0] == count_ - 1;
+    if (engine_.takes_rows && q.dtype == engine_.operand && q.step == 1 && in_order) {
+      q_rows_ = q.row(block_rows_[0]);
+      q_rows_stride_ = q.stride;
+      return;
+    }
+    const std::int64_t size = problem_.head_size, row_bytes = q_stride_ * item();
+    for (std::int64_t r = 0; r < count_; ++r) {
+      const Rows row = q.from(block_rows_[r]);
+      std::byte* to = queries_.get() + r * row_bytes;
       if (is_bf16()) {
-        load_rows(row, 1, size, reinterpret_cast<bf16*>(queries_.get()) + r * q_stride_, q_stride_);
+        load_rows(row, 1, size, reinterpret_cast<bf16*>(to), q_stride_);
       } else {
-        load_rows(row, 1, size, reinterpret_cast<float*>(queries_.get()) + r * q_stride_,
-                  q_stride_);
+        load_rows(row, 1, size, reinterpret_cast<float*>(to), q_stride_);
       }
     }
-    const std::int64_t row_bytes = q_stride_ * (is_bf16() ? 2 : 4);
-    std::memset(queries_.get() + job_.count * row_bytes, 0,
-                static_cast<std::size_t>((rows_ - job_.count) * row_bytes));
+    std::memset(queries_.get() + count_ * row_bytes, 0,
+                static_cast<std::size_t>((rows_ - count_) * row_bytes));
+    q_rows_ = queries_.get();
+    q_rows_stride_ = q_stride_;
   }
 
   void run_tile(std::int64_t tile, std::int64_t first, std::int64_t count, TileKind kind) {
     const std::int64_t stride = engine_.tile_keys;
-    engine_.multiply(queries_.get(), q_stride_,
+    engine_.multiply(q_rows_, q_rows_stride_,
                      {job_.packed.keys + tile * job_.packed.key_bytes, engine_.tile_keys,
                       problem_.head_size},
-                     scores_.get(), stride, {job_.count, count, problem_.head_size}, false);
+                     scores_.get(), stride, {count_, count, problem_.head_size}, false);
     TileScores scores{.scores = scores_.get(),
                       .narrow = is_bf16() ? narrow_.get() : nullptr,
                       .stride = stride,
@@ -134,18 +164,29 @@ class Block {
                       .partial = kind == TileKind::partial || round_up(count, 32) != count,
                       .kept = keeps_weights_ ? kept_.get() : nullptr,
                       .kept_stride = kept_stride_};
-    softmax_.step(scores, has_values_ ? sums_.get() : nullptr, o_stride_);
+    softmax_.step(scores, started_ ? sums_.get() : nullptr, o_stride_);
     if (keeps_weights_) note_maxima(first);
     if (!has_values_) return;
-    const std::byte* values = job_.packed.values + tile * job_.packed.value_bytes;
     const bool some_hidden = kind == TileKind::partial || problem_.bias.defined();
     if (some_hidden && job_.packed.values_finite[tile] == 0) {
+      if (!started_) std::fill_n(sums_.get(), rows_ * o_stride_, 0.0f);
       add_values_one_by_one(scores);
     } else {
       const void* weights = is_bf16() ? static_cast<const void*>(narrow_.get()) : scores_.get();
-      engine_.multiply(weights, stride, {values, problem_.value_size, engine_.tile_keys},
-                       sums_.get(), o_stride_, {job_.count, problem_.value_size, count}, true);
+      engine_.multiply(weights, stride, values(tile), sums_.get(), o_stride_,
+                       {count_, problem_.value_size, count}, started_);
     }
+    started_ = true;
+  }
+
+  PackedOperand values(std::int64_t tile) const {
+    const std::int64_t size = problem_.value_size, keys = engine_.tile_keys;
+    if (!values_as_rows(problem_, engine_)) {
+      return {job_.packed.values + tile * job_.packed.value_bytes, size, keys};
+    }
+    const Rows rows = rows_of(problem_.v, sequence_.k_batch, job_.head / problem_.group(),
+                              sequence_.k_start + tile * keys);
+    return {rows.data, size, keys, rows.stride};
   }
 
   // A hidden value may be NaN or infinite: 0 times it must not happen. Rare, so simple.
@@ -156,7 +197,7 @@ class Block {
     Scratch<float> value(size);
     for (std::int64_t j = 0; j < tile.keys; ++j) {
       load_rows(v.from(j), 1, size, value.get(), size);
-      for (std::int64_t r = 0; r < job_.count; ++r) {
+      for (std::int64_t r = 0; r < count_; ++r) {
         const float p = tile.narrow != nullptr ? static_cast<float>(tile.narrow[r * tile.stride + j])
                                                : tile.scores[r * tile.stride + j];
         if (p == 0) continue;
@@ -169,25 +210,27 @@ class Block {
   // relative to the maximum of its time: O(rows of a block x S), not S x S.
   void prepare_kept_weights() {
     kept_stride_ = round_up(sequence_.k_rows, 32);
-    kept_ = Scratch<float>(job_.count * kept_stride_);
+    if (kept_.get() == nullptr) kept_ = Scratch<float>(rows_ * kept_stride_);
+    kept_max_.clear();
+    kept_first_.clear();
   }
   void note_maxima(std::int64_t first_key) {
     kept_first_.push_back(first_key);
-    for (std::int64_t r = 0; r < job_.count; ++r) kept_max_.push_back(softmax_.maximum(r));
+    for (std::int64_t r = 0; r < count_; ++r) kept_max_.push_back(softmax_.maximum(r));
   }
   void hand_out_weights() {
     for (std::size_t t = 0; t < kept_first_.size(); ++t) {
       const std::int64_t first = kept_first_[t];
-      const std::int64_t count = std::min(engine_.tile_keys, sequence_.k_visible - first);
-      for (std::int64_t r = 0; r < job_.count; ++r) {
-        const float factor = softmax_.final_factor(r, kept_max_[t * job_.count + r]);
+      const std::int64_t count = std::min(engine_.tile_keys, job_.mask.reach().end - first);
+      for (std::int64_t r = 0; r < count_; ++r) {
+        const float factor = softmax_.final_factor(r, kept_max_[t * count_ + r]);
         const float* from = kept_.get() + r * kept_stride_ + first;
         if (job_.received != nullptr) {
           float* to = job_.received + first;
           for (std::int64_t j = 0; j < count; ++j) to[j] += from[j] == 0 ? 0 : from[j] * factor;
         }
         if (job_.weights != nullptr) {
-          float* to = job_.weights + r * job_.weights_stride + first;
+          float* to = job_.weights + (first_row_ + r) * job_.weights_stride + first;
           for (std::int64_t j = 0; j < count; ++j) to[j] = from[j] == 0 ? 0 : from[j] * factor;
         }
       }
@@ -200,16 +243,14 @@ class Block {
     if (job_.results == nullptr) return;
     const AttentionResults& results = *job_.results;
     const Rows out = rows_of(results.out, sequence_.q_batch, job_.head, sequence_.q_start);
-    for (std::int64_t r = 0; r < job_.count; ++r) {
-      float* row = sums_.get() + r * o_stride_;
-      softmax_.scale_output(r, row, problem_.value_size);
-      store_row(row, problem_.value_size, out, job_.rows[r]);
+    for (std::int64_t r = 0; r < count_; ++r) {
+      softmax_.write_output(r, sums_.get() + r * o_stride_, problem_.value_size, out);
     }
     const std::int64_t heads = problem_.heads, all_rows = results.lse.size(2);
     const std::int64_t base =
         (sequence_.q_batch * heads + job_.head) * all_rows + sequence_.q_start;
     softmax_.write_rows(results, base);
-    if (job_.sums != nullptr) *job_.sums = softmax_.block_sums();
+    if (job_.sums != nullptr) job_.sums[first_row_ / engine_.tile_rows] = softmax_.block_sums();
   }
 
   const BlockJob& job_;
@@ -217,8 +258,13 @@ class Block {
   const AttentionEngine& engine_;
   const AttentionSequence& sequence_;
   std::int64_t rows_, q_stride_, o_stride_;
+  std::int64_t first_row_ = 0, count_ = 0;  // of the block at hand
+  const std::int64_t* block_rows_ = nullptr;
   bool has_values_, keeps_weights_;
   Scratch<std::byte> queries_;
+  const std::byte* q_rows_ = nullptr;
+  std::int64_t q_rows_stride_ = 0;
+  bool started_ = false;  // the output sums hold a tile
   Scratch<float> scores_;
   Scratch<bf16> narrow_;
   Scratch<float> sums_;  // of p v, relative to the running maximum
@@ -229,7 +275,12 @@ class Block {
   std::vector<std::int64_t> kept_first_;
 };
 
-void run_block_target(const BlockJob& job) { Block(job).run(); }
+void run_blocks_target(const BlockJob& job) {
+  Block block(job);
+  if (job.engine.begin != nullptr) job.engine.begin();
+  for (std::int64_t row = 0; row < job.count; row += job.engine.tile_rows) block.run(row);
+  if (job.engine.end != nullptr) job.engine.end();
+}
 
 }  // namespace qkv::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -238,7 +289,7 @@ HWY_AFTER_NAMESPACE();
 namespace qkv::cpu {
 
 HWY_EXPORT(pack_tile_target);
-HWY_EXPORT(run_block_target);
+HWY_EXPORT(run_blocks_target);
 
 void pack_tile(const AttentionProblem& problem, const AttentionEngine& engine,
                const PackedTiles& packed, std::int64_t sequence, std::int64_t key_head,
@@ -246,7 +297,7 @@ void pack_tile(const AttentionProblem& problem, const AttentionEngine& engine,
   HWY_DYNAMIC_DISPATCH(pack_tile_target)(problem, engine, packed, sequence, key_head, tile);
 }
 
-void run_block(const BlockJob& job) { HWY_DYNAMIC_DISPATCH(run_block_target)(job); }
+void run_blocks(const BlockJob& job) { HWY_DYNAMIC_DISPATCH(run_blocks_target)(job); }
 
 PackedTiles packed_sizes(const AttentionProblem& problem, const AttentionEngine& engine) {
   const auto item = static_cast<std::int64_t>(size_of(engine.operand));

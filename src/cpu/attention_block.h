@@ -1,4 +1,4 @@
-// One block of query rows against all the keys it sees: the inner loop of forward, and of looking
+// Blocks of query rows against all the keys they see: the inner loop of forward, and of looking
 // at weights.
 #pragma once
 
@@ -46,17 +46,17 @@ struct BlockJob {
   BlockMask& mask;
   DiagonalBias& diagonal;  // its head is set
   std::int64_t sequence, head;
-  const std::int64_t* rows;  // of the sequence
-  std::int64_t count;        // at most engine.tile_rows
+  const std::int64_t* rows;  // of the sequence, done in blocks of engine.tile_rows
+  std::int64_t count;
 
   // Where results go; undefined tensors and null pointers are not written.
   const AttentionResults* results = nullptr;
-  BlockSums* sums = nullptr;
+  BlockSums* sums = nullptr;  // one per block
   float* received = nullptr;  // [k_rows], added to
   float* weights = nullptr;   // [count, k_rows], `weights_stride` apart
   std::int64_t weights_stride = 0;
 };
 
-void run_block(const BlockJob& job);
+void run_blocks(const BlockJob& job);
 
 }  // namespace qkv::cpu

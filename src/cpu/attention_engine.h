@@ -17,6 +17,8 @@ struct TileExtents {
 struct PackedOperand {
   const void* data;
   std::int64_t columns, depth;
+  // Not packed at all: rows of B this far apart. Only for engines that take_rows.
+  std::int64_t row_stride = 0;
 };
 
 struct AttentionEngine {
@@ -27,6 +29,7 @@ struct AttentionEngine {
   std::int64_t row_multiple;     // A and C may be touched up to this multiple of rows
   std::int64_t depth_multiple;   // the reduction runs over this multiple; A and B are 0 there
   std::int64_t column_multiple;  // B and C have this multiple of columns
+  bool takes_rows;  // A and B may be rows of a tensor as they lie: packing is only a copy
 
   // From `rows` rows of `depth` operands, `stride` operands apart, to packed columns: B(k, j) =
   // source[j][k]. Columns from `rows` on, up to `columns`, and the padding of depth become 0.

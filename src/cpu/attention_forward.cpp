@@ -4,6 +4,7 @@
 
 #include "core/threads.h"
 #include "cpu/attention_block.h"
+#include "cpu/attention_decode.h"
 #include "cpu/kernels.h"
 #include "cpu/targets.h"
 
@@ -16,6 +17,9 @@ constexpr std::int64_t kPackedBytes = std::int64_t{8} << 20;
 // Rows of received are summed in at most this many parts per head: a number that does not depend
 // on threads, so that neither do the bits.
 constexpr std::int64_t kReceivedParts = 8;
+
+// Query-key pairs that make a task worth handing to a thread.
+constexpr std::int64_t kPairsPerTask = 32768;
 
 std::int64_t blocks(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
 
@@ -101,7 +105,11 @@ class Forward {
     const std::int64_t sequence = pair / problem_.key_heads, group = problem_.group();
     const std::int64_t count = blocks_of(sequence);
     const bool received = results_.statistics.received.defined();
-    const std::int64_t step = received ? blocks(count, kReceivedParts) : 1;
+    // Short sequences share a task: what a task sets up should not cost more than its tiles.
+    const std::int64_t pairs_per_block =
+        engine_.tile_rows * std::max<std::int64_t>(problem_.sequences[sequence].k_visible, 1);
+    const std::int64_t step = std::max<std::int64_t>(
+        1, received ? blocks(count, kReceivedParts) : kPairsPerTask / pairs_per_block);
     for (std::int64_t g = 0; g < group; ++g) {
       const std::int64_t head = pair % problem_.key_heads * group + g;
       const std::int64_t part = (sequence * problem_.heads + head) * kReceivedParts;
@@ -112,7 +120,7 @@ class Forward {
                          .first_block = block,
                          .block_count = std::min(step, count - block),
                          .sums = first_sums_[sequence] + head * count + block,
-                         .received = part + block / std::max<std::int64_t>(step, 1)});
+                         .received = part + (received ? block / step : 0)});
       }
     }
   }
@@ -122,19 +130,17 @@ class Forward {
     BlockMask mask(problem_, task.sequence);
     DiagonalBias diagonal(problem_, task.sequence, engine_.tile_keys);
     diagonal.set_head(task.head);
-    std::vector<std::int64_t> rows(static_cast<std::size_t>(engine_.tile_rows));
-    for (std::int64_t i = 0; i < task.block_count; ++i) {
-      const std::int64_t first = (task.first_block + i) * engine_.tile_rows;
-      std::iota(rows.begin(), rows.end(), first);
-      BlockJob job{problem_, engine_, packed_[task.slot], mask, diagonal, task.sequence, task.head,
-                   rows.data(), std::min(engine_.tile_rows, sequence.q_rows - first)};
-      job.results = &results_;
-      if (collect_) job.sums = &sums_[static_cast<std::size_t>(task.sums + i)];
-      if (received_.get() != nullptr) {
-        job.received = received_.get() + task.received * longest_keys_;
-      }
-      run_block(job);
-    }
+    const std::int64_t first = task.first_block * engine_.tile_rows;
+    const std::int64_t last =
+        std::min(first + task.block_count * engine_.tile_rows, sequence.q_rows);
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(last - first));
+    std::iota(rows.begin(), rows.end(), first);
+    BlockJob job{problem_, engine_,       packed_[task.slot], mask, diagonal, task.sequence,
+                 task.head, rows.data(), last - first};
+    job.results = &results_;
+    if (collect_) job.sums = &sums_[static_cast<std::size_t>(task.sums)];
+    if (received_.get() != nullptr) job.received = received_.get() + task.received * longest_keys_;
+    run_blocks(job);
   }
 
   void write_sums() const {
@@ -193,6 +199,8 @@ class Forward {
 }  // namespace
 
 void attention_forward(const AttentionProblem& problem, const AttentionResults& results) {
+  static_cast<void>(native_bf16_engine());  // settles the CPU target
+  if (is_decode(problem, results)) return attention_decode(problem, results);
   Forward(problem, results).run();
 }
 

@@ -185,7 +185,7 @@ class RowBlock {
       const auto hidden = hn::Eq(raw, hn::Set(d, -kInfinity));
       const V s = hn::Mul(raw, unit);
       // s <= lse but for rounding; the bound keeps huge scores from overflowing.
-      const V t = hn::Min(hn::Zero(d), hn::Mul(hn::Sub(s, shift), log2e));
+      const V t = min_keeping_nan(hn::Zero(d), hn::Mul(hn::Sub(s, shift), log2e));
       V p = hn::IfThenZeroElse(hidden, exp2_fast(d, t));
       V change = hn::LoadU(d, ds_row + j);
       if (has_dropout) change = hn::Mul(change, hn::LoadU(d, keep_.get() + j));

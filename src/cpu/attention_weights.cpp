@@ -58,7 +58,7 @@ void attention_weights(const AttentionProblem& problem, const AttentionWeights& 
                    wanted.rows.data() + first, count};
       job.weights = block.get();
       job.weights_stride = s.k_rows;
-      run_block(job);
+      run_blocks(job);
       pool(wanted, block.get(), s.k_rows, first, count,
            wanted.weights.data<float>() + at * per_head);
     }

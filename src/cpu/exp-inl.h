@@ -13,10 +13,27 @@ HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The larger of the two, x when x is NaN. (x86 returns the second operand on NaN, Arm the NaN.)
+// The larger, or the smaller, of the two; x when x is NaN. x86 returns the second operand on NaN.
+// Highway's Max and Min on Arm are FMAXNM and FMINNM, which drop NaN where FMAX and FMIN keep it.
 template <class V>
 HWY_INLINE V max_keeping_nan(V bound, V x) {
+#if HWY_TARGET == HWY_NEON
+  return V{vmaxq_f32(bound.raw, x.raw)};
+#elif HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
   return hn::Max(bound, x);
+#else
+  return hn::IfThenElse(hn::Lt(x, bound), bound, x);
+#endif
+}
+template <class V>
+HWY_INLINE V min_keeping_nan(V bound, V x) {
+#if HWY_TARGET == HWY_NEON
+  return V{vminq_f32(bound.raw, x.raw)};
+#elif HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  return hn::Min(bound, x);
+#else
+  return hn::IfThenElse(hn::Lt(bound, x), bound, x);
+#endif
 }
 
 // 2^x for x <= 127, relative error below 2e-7; exactly 1 at 0, exactly 0 below -127 (so -inf
@@ -27,22 +44,22 @@ HWY_INLINE V exp2_fast(D d, V x) {
   const V c3 = hn::Set(d, 0.05550733581185341f), c4 = hn::Set(d, 0.009671512991189957f);
   const V c5 = hn::Set(d, 0.001326472731307149f), one = hn::Set(d, 1.0f);
 #if HWY_TARGET == HWY_AVX3
-  // VSCALEF multiplies by 2^k and saturates to 0; two instructions fewer than building 2^k.
-  const V t = max_keeping_nan(hn::Set(d, -200.0f), x);
-  const V k = V{_mm512_roundscale_ps(t.raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-  const V f = hn::Sub(t, k);
+  // VSCALEF multiplies by 2^k: two instructions fewer than building 2^k. What would be subnormal is
+  // flushed: far below any rounding error, and slow to multiply.
+  const V k = V{_mm512_roundscale_ps(x.raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  const V f = hn::Sub(x, k);
   V p = hn::MulAdd(c5, f, c4);
   p = hn::MulAdd(p, f, c3);
   p = hn::MulAdd(p, f, c2);
   p = hn::MulAdd(p, f, c1);
   p = hn::MulAdd(p, f, one);
-  // Subnormal weights would be slow to multiply and are far below any rounding error: flush them.
-  const __mmask16 normal = _mm512_cmp_ps_mask(t.raw, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  const __mmask16 normal = _mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   return V{_mm512_maskz_scalef_ps(normal, p.raw, k.raw)};
 #else
-  // Adding 1.5 * 2^23 rounds t to an integer k in the low bits; shifted up they are 2^k.
+  // Adding 1.5 * 2^23 + 127 rounds t to an integer k and leaves k + 127 in the low bits; shifted up
+  // they are 2^k.
   const hn::RebindToSigned<D> di;
-  const V magic = hn::Set(d, 12582912.0f);
+  const V magic = hn::Set(d, 12583039.0f);
   const V t = max_keeping_nan(hn::Set(d, -127.0f), x);
   const V shifted = hn::Add(t, magic);
   const V f = hn::Sub(t, hn::Sub(shifted, magic));
@@ -51,8 +68,7 @@ HWY_INLINE V exp2_fast(D d, V x) {
   p = hn::MulAdd(p, f, c2);
   p = hn::MulAdd(p, f, c1);
   p = hn::MulAdd(p, f, one);
-  const auto exponent = hn::Add(hn::BitCast(di, shifted), hn::Set(di, 127));
-  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(exponent)));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
 #endif
 }
 

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "hwy/highway.h"
 
@@ -39,12 +40,71 @@ struct Extents {
 #if HWY_TARGET == HWY_AVX3
 inline constexpr int kTileRows = 8, kTileVectors = 3;  // 24 + 3 + 1 of 32
 #elif HWY_TARGET == HWY_NEON
-inline constexpr int kTileRows = 8, kTileVectors = 2;  // 16 + 2 + 8 of 32
+inline constexpr int kTileRows = 4, kTileVectors = 6;  // 24 + 4 of A + 2 of B of 32
 #else
 inline constexpr int kTileRows = 4, kTileVectors = 3;  // 12 + 3 + 1 of 16
 #endif
 
-// The pragmas name the largest extents: GCC 12 takes only literals there.
+#if HWY_TARGET == HWY_NEON
+
+// body(0) .. body(kCount - 1) with constant indices: a lane is part of the instruction.
+template <int kCount, class Body>
+HWY_INLINE void unrolled(Body body) {
+  [&]<int... i>(std::integer_sequence<int, i...>) HWY_ATTR __attribute__((always_inline)) {
+    (body(std::integral_constant<int, i>()), ...);
+  }
+  (std::make_integer_sequence<int, kCount>());
+}
+
+// Multiplies by lane: a register of A serves four products per vector of B, and no element is
+// broadcast. 24 sums keep four pipes of latency 4 busy with room to spare.
+template <int kRows, int kVectors>
+HWY_NOINLINE void multiply_registers(const Left& a, const Right& b, const Product& c,
+                                     std::int64_t depth) {
+  float32x4_t sum[kRows][kVectors] = {};
+  const float *left = a.data, *right = b.data;
+  std::int64_t k = 0;
+  if (a.step == 1) {  // lanes of A run along k
+    for (; k + 4 <= depth; k += 4, left += 4) {
+      float32x4_t x[kRows];
+      unrolled<kRows>([&](auto i) HWY_ATTR { x[i] = vld1q_f32(left + i * a.row); });
+      unrolled<4>([&](auto lane) HWY_ATTR {
+        unrolled<kVectors>([&](auto v) HWY_ATTR {
+          const float32x4_t y = vld1q_f32(right + 4 * v);
+          unrolled<kRows>([&](auto i)
+                              HWY_ATTR { sum[i][v] = vfmaq_laneq_f32(sum[i][v], y, x[i], lane); });
+        });
+        right += b.row;
+      });
+    }
+  } else if (kRows == 4 && a.row == 1) {  // lanes of A are its rows
+    for (; k < depth; ++k, left += a.step, right += b.row) {
+      const float32x4_t x = vld1q_f32(left);
+      unrolled<kVectors>([&](auto v) HWY_ATTR {
+        const float32x4_t y = vld1q_f32(right + 4 * v);
+        unrolled<kRows>([&](auto i)
+                            HWY_ATTR { sum[i][v] = vfmaq_laneq_f32(sum[i][v], y, x, i % 4); });
+      });
+    }
+  }
+  for (; k < depth; ++k, left += a.step, right += b.row) {
+    unrolled<kVectors>([&](auto v) HWY_ATTR {
+      const float32x4_t y = vld1q_f32(right + 4 * v);
+      unrolled<kRows>([&](auto i)
+                          HWY_ATTR { sum[i][v] = vfmaq_n_f32(sum[i][v], y, left[i * a.row]); });
+    });
+  }
+  unrolled<kRows>([&](auto i) HWY_ATTR {
+    float* row = c.data + i * c.row;
+    unrolled<kVectors>([&](auto v) HWY_ATTR {
+      const float32x4_t start = c.accumulate ? vld1q_f32(row + 4 * v) : vdupq_n_f32(0);
+      vst1q_f32(row + 4 * v, vaddq_f32(start, sum[i][v]));
+    });
+  });
+}
+
+#else
+
 template <int kRows, int kVectors>
 HWY_INLINE void multiply_registers(const Left& a, const Right& b, const Product& c,
                                    std::int64_t depth) {
@@ -59,37 +119,7 @@ HWY_INLINE void multiply_registers(const Left& a, const Right& b, const Product&
       sum[i][v] = c.accumulate ? hn::LoadU(d, c.data + i * c.row + v * lanes) : hn::Zero(d);
     }
   }
-  std::int64_t k = 0;
-#if HWY_TARGET == HWY_NEON
-  // Four steps at once where A is contiguous along them: one load feeds four multiplies by lane.
-  if (a.step == 1) {
-    for (; k + 4 <= depth; k += 4) {
-      V left[kRows];
-      HWY_UNROLL(8)
-      for (int i = 0; i < kRows; ++i) left[i] = hn::LoadU(d, a.data + i * a.row + k);
-      const auto step = [&](auto lane) HWY_ATTR {
-        constexpr int kLane = decltype(lane)::value;
-        V right[kVectors];
-        HWY_UNROLL(4)
-        for (int v = 0; v < kVectors; ++v) {
-          right[v] = hn::LoadU(d, b.data + (k + kLane) * b.row + v * lanes);
-        }
-        HWY_UNROLL(8)
-        for (int i = 0; i < kRows; ++i) {
-          HWY_UNROLL(4)
-          for (int v = 0; v < kVectors; ++v) {
-            sum[i][v] = V{vfmaq_laneq_f32(sum[i][v].raw, right[v].raw, left[i].raw, kLane)};
-          }
-        }
-      };
-      step(std::integral_constant<int, 0>());
-      step(std::integral_constant<int, 1>());
-      step(std::integral_constant<int, 2>());
-      step(std::integral_constant<int, 3>());
-    }
-  }
-#endif
-  for (; k < depth; ++k) {
+  for (std::int64_t k = 0; k < depth; ++k) {
     V right[kVectors];
     HWY_UNROLL(4)
     for (int v = 0; v < kVectors; ++v) right[v] = hn::LoadU(d, b.data + k * b.row + v * lanes);
@@ -106,6 +136,8 @@ HWY_INLINE void multiply_registers(const Left& a, const Right& b, const Product&
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[i][v], d, c.data + i * c.row + v * lanes);
   }
 }
+
+#endif
 
 // All rows of one panel of kVectors vectors of columns.
 template <int kVectors>
@@ -130,24 +162,25 @@ HWY_NOINLINE void multiply_panel(Left a, const Right& b, Product c, std::int64_t
   }
 }
 
+template <int kVectors>
+HWY_INLINE void multiply_vectors(const Left& a, const Right& b, const Product& c,
+                                 const Extents& size, std::int64_t vectors) {
+  if (vectors == kVectors) {
+    multiply_panel<kVectors>(a, b, c, size.m, size.k);
+  } else if constexpr (kVectors > 1) {
+    multiply_vectors<kVectors - 1>(a, b, c, size, vectors);
+  }
+}
+
 // C [m, n] (+)= A [m, k] B [k, n]. B and C must be readable and writable up to n rounded to a
 // vector.
 HWY_INLINE void multiply(const Left& a, Right b, Product c, const Extents& size) {
-  const hn::ScalableTag<float> d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<float>()));
   std::int64_t vectors = (size.n + lanes - 1) / lanes;
-  while (vectors > 0) {
-    // 4 = 2 + 2 keeps more sums in flight than 3 + 1.
-    const std::int64_t take = vectors == 4 && kTileVectors == 3
-                                  ? 2
-                                  : std::min<std::int64_t>(vectors, kTileVectors);
-    if (take == kTileVectors) {
-      multiply_panel<kTileVectors>(a, b, c, size.m, size.k);
-    } else if (take == 2) {
-      multiply_panel<2>(a, b, c, size.m, size.k);
-    } else {
-      multiply_panel<1>(a, b, c, size.m, size.k);
-    }
+  std::int64_t panels = (vectors + kTileVectors - 1) / kTileVectors;
+  for (; panels > 0; --panels) {  // as even as can be: 4 = 2 + 2 has more sums in flight than 3 + 1
+    const std::int64_t take = (vectors + panels - 1) / panels;
+    multiply_vectors<kTileVectors>(a, b, c, size, take);
     vectors -= take;
     b.data += take * lanes;
     c.data += take * lanes;

@@ -16,6 +16,15 @@ HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// Highway 1.0.3 emulates f16 where the target has no instruction for it, without infinities and NaN
+// (-inf becomes -65536) and without rounding; f16 itself has them, one at a time.
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || \
+    (HWY_ARCH_X86 && HWY_TARGET >= HWY_SSE4)
+inline constexpr bool kHalfByInstruction = false;
+#else
+inline constexpr bool kHalfByInstruction = true;
+#endif
+
 template <class T>
 HWY_INLINE void load_row(const T* from, std::int64_t step, std::int64_t count, float* to) {
   const hn::ScalableTag<float> d;
@@ -24,7 +33,7 @@ HWY_INLINE void load_row(const T* from, std::int64_t step, std::int64_t count, f
     if constexpr (std::is_same_v<T, float>) {
       std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
       return;
-    } else {
+    } else if constexpr (std::is_same_v<T, bf16> || kHalfByInstruction) {
       using Lane = std::conditional_t<std::is_same_v<T, bf16>, hwy::bfloat16_t, hwy::float16_t>;
       const hn::Rebind<Lane, decltype(d)> narrow;
       const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -65,6 +74,22 @@ inline void load_rows(const Rows& from, std::int64_t rows, std::int64_t columns,
   }
 }
 
+// One vector rounded to nearest even, NaN kept, as bf16(float) does.
+template <class V>
+HWY_INLINE void store_bf16(V x, bf16* to) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  const hn::Rebind<std::uint16_t, decltype(d)> narrow;
+  const auto bits = hn::BitCast(du, x);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu)));
+  const auto quiet = hn::Or(bits, hn::Set(du, 0x400000u));
+  const auto is_nan = hn::RebindMask(du, hn::Ne(x, x));
+  const auto upper = hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
+  hn::StoreU(hn::DemoteTo(narrow, hn::BitCast(hn::RebindToSigned<decltype(d)>(), upper)), narrow,
+             reinterpret_cast<std::uint16_t*>(to));
+}
+
 // Row r of the tensor = f32 values rounded to its dtype.
 inline void store_row(const float* from, std::int64_t count, const Rows& to, std::int64_t r) {
   std::byte* row = to.row(r);
@@ -72,13 +97,18 @@ inline void store_row(const float* from, std::int64_t count, const Rows& to, std
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t i = 0;
   switch (to.dtype) {
-    case DType::bf16:
-      for (; i < count; ++i) reinterpret_cast<bf16*>(row)[i * to.step] = bf16(from[i]);
+    case DType::bf16: {
+      auto* out = reinterpret_cast<bf16*>(row);
+      if (to.step == 1) {
+        for (; i + lanes <= count; i += lanes) store_bf16(hn::LoadU(d, from + i), out + i);
+      }
+      for (; i < count; ++i) out[i * to.step] = bf16(from[i]);
       break;
+    }
     case DType::f16: {
       auto* out = reinterpret_cast<f16*>(row);
       const hn::Rebind<hwy::float16_t, decltype(d)> narrow;
-      if (to.step == 1) {
+      if (kHalfByInstruction && to.step == 1) {
         for (; i + lanes <= count; i += lanes) {
           hn::StoreU(hn::DemoteTo(narrow, hn::LoadU(d, from + i)), narrow,
                      reinterpret_cast<hwy::float16_t*>(out + i));

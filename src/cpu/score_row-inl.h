@@ -36,13 +36,12 @@ class ScoreRows {
         diagonal_(diagonal),
         plain_(problem.scale > 0 && problem.softcap == 0 && !problem.bias.defined() &&
                !diagonal.defined()),
-        lanes_(static_cast<std::int64_t>(hn::Lanes(D()))) {
-    std::fill_n(max_logit_, hn::MaxLanes(D()), -kInfinity);
-  }
+        lanes_(static_cast<std::int64_t>(hn::Lanes(D()))) {}
 
   void set_block(std::int64_t head, const std::int64_t* rows) {
     head_ = head;
     rows_ = rows;
+    std::fill_n(max_logit_, hn::MaxLanes(D()), -kInfinity);
   }
   void set_tile(std::int64_t first_key, std::int64_t keys, std::int64_t columns) {
     first_ = first_key;

@@ -1,42 +1,44 @@
-// Aligned working memory of a kernel.
+// Aligned working memory of a kernel, kept per thread for the next one.
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
+#include <cstdint>
 #include <memory>
-
-#include "core/check.h"
+#include <type_traits>
 
 namespace qkv::cpu {
-
-constexpr std::size_t kScratchAlignment = 64;
 
 constexpr std::int64_t round_up(std::int64_t x, std::int64_t multiple) {
   return (x + multiple - 1) / multiple * multiple;
 }
 
-// `count` elements, uninitialised, 64-byte aligned, with one spare cache line at the end so that
-// a full vector may be read from the last element.
+// 64-byte aligned; throws Error when there is not enough memory. A block given back is kept by its
+// thread (a few per size, 8 MiB in all) so that kernels in a loop do not pay for fresh pages.
+void* take_scratch(std::size_t bytes);
+void give_back_scratch(void* data, std::size_t bytes);
+
+// `count` elements, uninitialised, with one spare cache line at the end so that a full vector may
+// be read from the last element.
 template <class T>
 class Scratch {
+  static_assert(std::is_trivially_destructible_v<T>);
+
  public:
   Scratch() = default;
-  explicit Scratch(std::int64_t count) {
-    const auto bytes = static_cast<std::size_t>(
-        round_up(count * static_cast<std::int64_t>(sizeof(T)), kScratchAlignment) +
-        static_cast<std::int64_t>(kScratchAlignment));
-    data_.reset(static_cast<T*>(std::aligned_alloc(kScratchAlignment, bytes)));
-    check(data_ != nullptr, "out of memory: {} bytes of working memory on cpu", bytes);
+  explicit Scratch(std::int64_t count)
+      : data_(nullptr, Release{static_cast<std::size_t>(count) * sizeof(T) + 64}) {
+    data_.reset(static_cast<T*>(take_scratch(data_.get_deleter().bytes)));
   }
 
   T* get() const { return data_.get(); }
   T& operator[](std::int64_t i) const { return data_[static_cast<std::size_t>(i)]; }
 
  private:
-  struct Free {
-    void operator()(T* p) const { std::free(p); }
+  struct Release {
+    std::size_t bytes = 0;
+    void operator()(T* p) const { give_back_scratch(p, bytes); }
   };
-  std::unique_ptr<T[], Free> data_;
+  std::unique_ptr<T[], Release> data_;
 };
 
 }  // namespace qkv::cpu

@@ -52,22 +52,30 @@ class SoftmaxRows {
         weighted_(collect_ ? rows * lanes_ : 0),
         visible_(collect_ ? rows : 0),
         top_(collect_ ? rows : 0),
-        keep_(job.problem.dropout > 0 ? job.engine.tile_keys : 0) {
-    scorer_.set_block(job.head, job.rows);
-    std::fill_n(maximum_.get(), rows + lanes_, -kInfinity);
-    std::fill_n(shift_.get(), rows + lanes_, -kInfinity);
-    std::fill_n(total_.get(), rows * lanes_, 0.0f);
+        keep_(job.problem.dropout > 0 ? job.engine.tile_keys : 0),
+        results_(static_cast<std::size_t>(rows)) {}
+
+  // Starts a block of rows.
+  void begin(const std::int64_t* block_rows, std::int64_t count) {
+    rows_ = block_rows;
+    count_ = count;
+    scorer_.set_block(job_.head, block_rows);
+    std::fill_n(maximum_.get(), round_up(count, lanes_), -kInfinity);
+    std::fill_n(shift_.get(), round_up(count, lanes_), -kInfinity);
+    std::fill_n(total_.get(), count * lanes_, 0.0f);
     if (!collect_) return;
-    std::fill_n(weighted_.get(), rows * lanes_, 0.0f);
-    std::fill_n(visible_.get(), rows, 0.0f);
-    std::fill_n(top_.get(), rows, -1);
+    std::fill_n(weighted_.get(), count * lanes_, 0.0f);
+    std::fill_n(visible_.get(), count, 0.0f);
+    std::fill_n(top_.get(), count, -1);
+    has_pivot_ = false;
+    pairs_ = moment1_ = moment2_ = 0;
   }
 
   // Turns the tile's scores into weights and rescales the output sums (null: none) where a row
   // found a larger maximum.
   void step(const TileScores& tile, float* sums, std::int64_t sums_stride) {
     scorer_.set_tile(tile.first_key, tile.keys, tile.columns);
-    for (std::int64_t r = 0; r < job_.count; ++r) {
+    for (std::int64_t r = 0; r < count_; ++r) {
       float* row = tile.scores + r * tile.stride;
       scorer_.finish_row(r, row, tile.partial, collect_);
       const float largest = largest_of(row, tile.columns);
@@ -78,7 +86,7 @@ class SoftmaxRows {
     update_factors();
     if (collect_ && !has_pivot_) choose_pivot();
     const bool extras = tile.kept != nullptr || job_.problem.dropout > 0;
-    for (std::int64_t r = 0; r < job_.count; ++r) {
+    for (std::int64_t r = 0; r < count_; ++r) {
       if (extras) {
         weigh_row<true, true>(tile, r);
       } else if (collect_) {
@@ -96,12 +104,13 @@ class SoftmaxRows {
 
   // Row totals, with the sink; after the last tile.
   void finish() {
-    results_.resize(static_cast<std::size_t>(job_.count));
+    const D d;
     const bool has_sink = job_.problem.sinks.defined();
     const double sink = has_sink ? job_.problem.sinks.data<float>()[job_.head] : -kInfinity;
-    for (std::int64_t r = 0; r < job_.count; ++r) {
+    for (std::int64_t r = 0; r < count_; ++r) {
       Result& result = results_[r];
-      const double total = sum_lanes(total_.get() + r * lanes_);
+      result = {};
+      const double total = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, total_.get() + r * lanes_)));
       result.sees = total != 0;  // NaN sees
       if (!result.sees) continue;
       const double top_score = double{maximum_[r]} * unit_;
@@ -129,13 +138,20 @@ class SoftmaxRows {
     return static_cast<float>(std::exp((double{then} - maximum_[r]) * unit_)) * results_[r].factor;
   }
 
-  void scale_output(std::int64_t r, float* row, std::int64_t count) const {
-    const float factor = results_[r].factor;
+  // Row r of out = its sums times the final factor; sums past `count` may be written.
+  void write_output(std::int64_t r, float* sums, std::int64_t count, const Rows& out) const {
+    const D d;
+    const V factor = hn::Set(d, results_[r].factor);
+    const bool direct = out.dtype == DType::f32 && out.step == 1 && count % lanes_ == 0;
+    float* to = direct ? reinterpret_cast<float*>(out.row(rows_[r])) : sums;
     if (!results_[r].sees) {
-      std::fill_n(row, count, 0.0f);
+      std::fill_n(to, count, 0.0f);
     } else {
-      for (std::int64_t i = 0; i < count; ++i) row[i] *= factor;
+      for (std::int64_t i = 0; i < count; i += lanes_) {
+        hn::StoreU(hn::Mul(hn::LoadU(d, sums + i), factor), d, to + i);
+      }
     }
+    if (!direct) store_row(sums, count, out, rows_[r]);
   }
 
   void write_rows(const AttentionResults& out, std::int64_t base) const {
@@ -144,9 +160,9 @@ class SoftmaxRows {
     float* entropy = s.entropy.defined() ? s.entropy.data<float>() + base : nullptr;
     float* top = s.top_weight.defined() ? s.top_weight.data<float>() + base : nullptr;
     std::int32_t* index = s.top_index.defined() ? s.top_index.data<std::int32_t>() + base : nullptr;
-    for (std::int64_t r = 0; r < job_.count; ++r) {
+    for (std::int64_t r = 0; r < count_; ++r) {
       const Result& result = results_[r];
-      const std::int64_t i = job_.rows[r];
+      const std::int64_t i = rows_[r];
       lse[i] = result.sees ? result.lse : -kInfinity;
       if (entropy != nullptr) entropy[i] = result.sees ? result.entropy : 0;
       if (top != nullptr) top[i] = result.sees ? result.factor : 0;  // the largest weight is 1
@@ -157,7 +173,7 @@ class SoftmaxRows {
   BlockSums block_sums() const {
     BlockSums sums;
     sums.max_logit = scorer_.max_logit();
-    for (std::int64_t r = 0; r < job_.count; ++r) {
+    for (std::int64_t r = 0; r < count_; ++r) {
       const Result& result = results_[r];
       if (scorer_.is_plain()) sums.max_logit = std::max(sums.max_logit, maximum_[r] * unit_);
       if (!result.sees) continue;
@@ -207,7 +223,7 @@ class SoftmaxRows {
   void update_factors() {
     const D d;
     const V low = hn::Set(d, -kInfinity), scale = hn::Set(d, to_log2_);
-    for (std::int64_t r = 0; r < job_.count; r += lanes_) {
+    for (std::int64_t r = 0; r < count_; r += lanes_) {
       const V before = hn::LoadU(d, maximum_.get() + r), now = hn::LoadU(d, shift_.get() + r);
       const V safe = hn::IfThenElse(hn::Eq(now, low), hn::Zero(d), now);
       hn::StoreU(exp2_fast(d, hn::Mul(hn::Sub(before, safe), scale)), d, factor_.get() + r);
@@ -224,7 +240,7 @@ class SoftmaxRows {
     const V moved = hn::Mul(hn::Sub(before, safe), hn::Set(d, to_log2_));
     hn::Store(hn::IfThenElse(hn::Eq(before, hn::Set(d, -kInfinity)), hn::Zero(d), moved), d,
               change);
-    for (std::int64_t r = first; r < std::min(first + lanes_, job_.count); ++r) {
+    for (std::int64_t r = first; r < std::min(first + lanes_, count_); ++r) {
       if (change[r - first] == 0) continue;
       float* weighted = weighted_.get() + r * lanes_;
       const V total = hn::Load(d, total_.get() + r * lanes_);
@@ -235,7 +251,7 @@ class SoftmaxRows {
 
   // Scores are summed relative to one of them, so that a common offset does not eat the variance.
   void choose_pivot() {
-    for (std::int64_t r = 0; r < job_.count && !has_pivot_; ++r) {
+    for (std::int64_t r = 0; r < count_ && !has_pivot_; ++r) {
       if (std::isfinite(maximum_[r])) {
         pivot_ = maximum_[r];
         has_pivot_ = true;
@@ -265,16 +281,16 @@ class SoftmaxRows {
     [[maybe_unused]] std::size_t seen = 0;
     const bool statistics = kStatistics && collect_;
     if (kExtras && job_.problem.dropout > 0) {
-      dropout_row(job_.problem, job_.sequence, job_.head, job_.rows[r], tile.first_key,
+      dropout_row(job_.problem, job_.sequence, job_.head, rows_[r], tile.first_key,
                   tile.columns, keep_.get());
     }
     const auto weigh_vector = [&](std::int64_t j) HWY_ATTR {
       const V s = hn::LoadU(d, row + j);
-      const V t = max_keeping_nan(hn::Set(d, -200.0f), hn::Mul(hn::Sub(s, shift), scale));
+      const V t = hn::Mul(hn::Sub(s, shift), scale);
       V p = exp2_fast(d, t);
       total = hn::Add(total, p);
       if (statistics) {
-        weighted = hn::MulAdd(p, t, weighted);
+        weighted = hn::MulAdd(p, max_keeping_nan(hn::Set(d, -200.0f), t), weighted);
         V centred = hn::Sub(s, pivot);
         if (tile.partial) {
           const auto hidden = hn::Eq(s, hn::Set(d, -kInfinity));
@@ -338,7 +354,7 @@ class SoftmaxRows {
   void rescale(float* sums, std::int64_t stride) const {
     const D d;
     const std::int64_t columns = round_up(job_.problem.value_size, job_.engine.column_multiple);
-    for (std::int64_t r = 0; r < job_.count; ++r) {
+    for (std::int64_t r = 0; r < count_; ++r) {
       if (factor_[r] == 1) continue;
       const V factor = hn::Set(d, factor_[r]);
       float* row = sums + r * stride;
@@ -350,6 +366,8 @@ class SoftmaxRows {
 
   const BlockJob& job_;
   ScoreRows scorer_;
+  const std::int64_t* rows_ = nullptr;
+  std::int64_t count_ = 0;
   std::int64_t lanes_;
   bool collect_;
   float unit_, to_log2_;  // from what the tile holds to scores, and to their base-2 logarithm

@@ -54,8 +54,8 @@ std::vector<std::int32_t> small_vector(const char* op, const char* name, const T
 
 std::vector<std::int32_t> check_offsets(const char* op, const char* name, const Tensor& x,
                                         std::int64_t count, const Tensor& rows) {
-  const std::vector<std::int32_t> o = small_vector(op, name, x, count, "[B + 1]");
-  check(o.size() >= 1 && o.front() == 0 && o.back() == rows.size(0),
+  std::vector<std::int32_t> o = small_vector(op, name, x, count, "[B + 1]");
+  check(!o.empty() && o.front() == 0 && o.back() == rows.size(0),
         "{}: mask.{} must begin with 0 and end with the {} rows of {}", op, name, rows.size(0),
         rows.shape());
   for (std::size_t b = 0; b + 1 < o.size(); ++b) {

@@ -62,17 +62,15 @@ Tensor slice(const Tensor& x, int axis, std::int64_t begin, std::int64_t end) {
 
 Tensor reshape(const Tensor& x, const std::vector<std::int64_t>& extents) {
   std::vector<std::int64_t> wanted = extents;
-  std::int64_t known = 1;
-  int unknown = -1;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    if (wanted[i] == -1) {
-      check(unknown < 0, "reshape: at most one extent may be -1");
-      unknown = static_cast<int>(i);
-    } else {
-      known *= wanted[i];
-    }
+  const auto unknown = std::find(wanted.begin(), wanted.end(), -1);
+  if (unknown != wanted.end()) {
+    check(std::count(wanted.begin(), wanted.end(), -1) == 1,
+          "reshape: at most one extent may be -1");
+    *unknown = 1;
+    const std::int64_t known = Shape(wanted).numel();  // Shape refuses what overflows
+    check(known > 0, "reshape: an extent of -1 beside one of 0 could be anything");
+    *unknown = x.numel() / known;
   }
-  if (unknown >= 0 && known > 0) wanted[unknown] = x.numel() / known;
   const Shape shape{std::span<const std::int64_t>(wanted)};
   check(shape.numel() == x.numel(), "reshape: {} has {} elements, {} has {}", x.shape(), x.numel(),
         shape, shape.numel());

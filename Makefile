@@ -1,0 +1,79 @@
+# The two commands, `make run` and `make test`, and names for what the presets do.
+# Everything is built under build/<preset>; see CMakePresets.json.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+JOBS ?= $(shell tools/jobs)
+PREFIX ?= /usr/local
+SHAPE ?= 1,12,12,512,512,64
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export CTEST_PARALLEL_LEVEL := $(JOBS)
+QKV := build/release/bin/qkv
+SOURCES = git ls-files '*.h' '*.cpp' '*.cu' '*.cuh'
+# GCC 12's ThreadSanitizer cannot place its memory under the address randomisation of new kernels.
+FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+define configure_and_build
+cmake --preset $(1)
+cmake --build --preset $(1)
+endef
+
+.PHONY: help run test deps build bench asan tsan cuda tidy format format-check levels \
+        check-install install clean
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+run: build ## install what is missing, build, and run the main job: the study of 1/sqrt(d_k)
+	$(QKV) study scale --out build/scale-study.html
+
+test: deps ## install what is missing, build, and run every test
+	$(call configure_and_build,dev)
+	ctest --preset dev
+
+deps: ## install missing packages (Debian, Ubuntu)
+	@tools/install-deps
+
+build: deps ## build release: build/release/bin/qkv
+	$(call configure_and_build,release)
+
+bench: build ## time attention against the plain computation; SHAPE=B,H,Hk,Sq,Sk,D
+	$(QKV) bench attention --shape $(SHAPE)
+
+asan: deps ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call configure_and_build,asan)
+	ctest --preset asan
+
+tsan: deps ## every test under ThreadSanitizer
+	$(call configure_and_build,tsan)
+	$(FIXED_ADDRESSES) ctest --preset tsan
+
+cuda: deps ## compile the library with CUDA (needs nvcc)
+	cmake --preset cuda
+	cmake --build --preset cuda --target qkv
+
+tidy: deps-ci ## build through clang-tidy
+	$(call configure_and_build,tidy)
+
+format: deps-ci ## rewrite the sources with clang-format
+	$(SOURCES) | xargs clang-format -i
+
+format-check: deps-ci ## fail where clang-format would change something
+	$(SOURCES) | xargs clang-format --dry-run --Werror
+
+levels: ## fail on an #include that points up (docs/architecture.md)
+	@tools/check-levels
+
+check-install: deps ## build a program against an installed copy: find_package and pkg-config
+	$(call configure_and_build,dev)
+	tools/check-install build/dev
+
+install: build ## install into PREFIX (/usr/local)
+	cmake --install build/release --prefix $(PREFIX)
+
+clean: ## remove build/
+	rm -rf build
+
+.PHONY: deps-ci
+deps-ci:
+	@tools/install-deps --ci

@@ -1,0 +1,242 @@
+// qkv bench attention: ours, the plain three-step computation, and what the machine can do.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "bench_case.h"
+#include "command.h"
+#include "core/check.h"
+#include "progress.h"
+#include "qkv/cpu.h"
+#include "qkv/ops.h"
+#include "qkv/random.h"
+#include "qkv/threads.h"
+#include "three_step.h"
+#include "timing.h"
+
+namespace qkv::cli {
+namespace {
+
+struct BenchOptions {
+  Common common;
+  BenchCase bench;
+  std::string shape = "1,12,12,512,512,64", mask = "full", dtype = "f32", target;
+  std::int64_t value_size = 0;  // 0 = D
+  int repeat = 0;
+  bool no_baseline = false;
+};
+
+struct BenchResult {
+  Timings ours, baseline;  // baseline is empty when left out
+  double peak_gflops = 0;
+  double difference = 0;  // between the two results, as a share of the largest value
+};
+
+struct Inputs {
+  Tensor q, k, v, dout;
+};
+
+Inputs draw_inputs(const BenchCase& bench) {
+  Generator generator(1);
+  const auto draw = [&](std::int64_t heads, std::int64_t rows, std::int64_t size) {
+    return generator.normal({bench.batch, heads, rows, size}, 0, 1, bench.dtype);
+  };
+  Inputs inputs{draw(bench.heads, bench.queries, bench.head_size),
+                draw(bench.key_heads, bench.keys, bench.head_size),
+                draw(bench.key_heads, bench.keys, bench.value_size),
+                {}};
+  if (bench.backward) inputs.dout = draw(bench.heads, bench.queries, bench.value_size);
+  return inputs;
+}
+
+// The largest difference between two results, as a share of the largest value.
+double difference(const Tensor& ours, const Tensor& plain) {
+  const std::vector<float> a = to(ours, DType::f32).to_vector<float>();
+  const std::vector<float> b = plain.to_vector<float>();
+  double distance = 0, largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!std::isfinite(a[i])) return std::numeric_limits<double>::infinity();
+    distance = std::max(distance, std::abs(double{a[i]} - b[i]));
+    largest = std::max(largest, std::abs(double{b[i]}));
+  }
+  return largest > 0 ? distance / largest : distance;
+}
+
+// A time is worth nothing when the two computed different things.
+void check_difference(double apart, DType dtype) {
+  const double allowed = dtype == DType::f32 ? 1e-3 : 5e-2;
+  check(apart <= allowed,
+        "bench attention: ours and three-step differ by {:.2g} of the largest value; at most {:g} "
+        "is allowed for {}",
+        apart, allowed, dtype);
+}
+
+BenchResult run_bench(const BenchCase& bench, int repeat, bool with_baseline) {
+  const Inputs in = draw_inputs(bench);
+  AttentionOptions options;
+  options.mask = bench.mask;
+  if (bench.statistics) options.statistics = Statistics::all;
+
+  Contender ours, baseline;
+  // The result of one run is freed while the next is not timed.
+  AttentionForward forward = attention_forward(in.q, in.k, in.v, options), next_forward;
+  AttentionGrads grads, next_grads;
+  if (bench.backward) {
+    ours.run = [&] {
+      next_grads = attention_backward(in.dout, in.q, in.k, in.v, forward, options);
+    };
+    ours.after = [&] { grads = std::move(next_grads); };
+  } else {
+    ours.run = [&] { next_forward = attention_forward(in.q, in.k, in.v, options); };
+    ours.after = [&] { forward = std::move(next_forward); };
+  }
+
+  std::vector<Contender*> contenders{&ours};
+  std::optional<ThreeStep> plain;
+  if (with_baseline) {
+    const auto widen = [](const Tensor& x) { return x.defined() ? to(x, DType::f32) : x; };
+    plain.emplace(bench, widen(in.q), widen(in.k), widen(in.v), widen(in.dout));
+    plain->forward();
+    baseline.run = [&] { bench.backward ? plain->backward() : plain->forward(); };
+    contenders.push_back(&baseline);
+  }
+  Progress progress("timing attention");
+  TimingOptions timing;
+  timing.repeat = repeat;
+  timing.progress = [&](int done, int total) { progress.update(done, total); };
+  take_turns(contenders, timing);
+  BenchResult result{ours.timings, baseline.timings, cpu_peak_gflops(bench.dtype)};
+  if (plain && bench.backward) {
+    result.difference =
+        std::max({difference(grads.dq, plain->dq()), difference(grads.dk, plain->dk()),
+                  difference(grads.dv, plain->dv())});
+  } else if (plain) {
+    result.difference = difference(forward.out, plain->out());
+  }
+  check_difference(result.difference, bench.dtype);
+  return result;
+}
+
+double gflops(const BenchCase& bench, const Timings& timings) {
+  return bench.flops() / timings.median() * 1e-6;
+}
+
+nlohmann::ordered_json report(const BenchOptions& options, const BenchResult& result) {
+  const BenchCase& b = options.bench;
+  const double ours = gflops(b, result.ours);
+  nlohmann::ordered_json json{
+      {"shape", {b.batch, b.heads, b.key_heads, b.queries, b.keys, b.head_size}},
+      {"dv", b.value_size},
+      {"dtype", to_string(b.dtype)},
+      {"mask", options.mask},
+      {"backward", b.backward},
+      {"statistics", b.statistics},
+      {"target", cpu_target()},
+      {"threads", num_threads()},
+      {"runs", result.ours.milliseconds.size()},
+      {"ms", result.ours.median()},
+      {"ms_fastest", result.ours.fastest()},
+      {"gflops", ours},
+      {"peak_gflops", result.peak_gflops},
+      {"share", ours / result.peak_gflops}};
+  if (b.is_decode()) json["gbytes_per_s"] = b.key_value_bytes() / result.ours.median() * 1e-6;
+  const bool compared = !result.baseline.empty();
+  json["baseline_ms"] = compared ? nlohmann::ordered_json(result.baseline.median()) : nullptr;
+  json["baseline_gflops"] = compared ? nlohmann::ordered_json(gflops(b, result.baseline)) : nullptr;
+  json["baseline_difference"] = compared ? nlohmann::ordered_json(result.difference) : nullptr;
+  json["baseline_dtype"] = compared ? nlohmann::ordered_json("f32") : nullptr;
+  return json;
+}
+
+void print_text(const BenchOptions& options, const BenchResult& result) {
+  const BenchCase& b = options.bench;
+  fmt::print("attention {}  B {}  H {}  Hk {}  Sq {}  Sk {}  D {}  Dv {}\n",
+             b.backward ? "backward" : "forward", b.batch, b.heads, b.key_heads, b.queries, b.keys,
+             b.head_size, b.value_size);
+  fmt::print("{}, mask {}{}, target {}, {} thread{}\n\n", to_string(b.dtype), options.mask,
+             b.statistics ? ", all statistics" : "", cpu_target(), num_threads(),
+             num_threads() == 1 ? "" : "s");
+  const auto line = [&](const char* name, const Timings& timings) {
+    fmt::print("  {:<12}{:>10.3f} ms{:>10.1f} GFLOP/s   median of {} runs, fastest {:.3f} ms\n",
+               name, timings.median(), gflops(b, timings), timings.milliseconds.size(),
+               timings.fastest());
+  };
+  line("ours", result.ours);
+  if (!result.baseline.empty()) line("three-step", result.baseline);
+  fmt::print("  {:<12}{:>13}{:>10.1f} GFLOP/s   multiply-adds for {}, measured\n\n", "peak", "",
+             result.peak_gflops, to_string(b.dtype));
+  fmt::print("  ours reaches {:.1f} % of the peak",
+             100 * gflops(b, result.ours) / result.peak_gflops);
+  if (!result.baseline.empty()) {
+    fmt::print(" and takes {:.2f} of the time of three-step (OpenBLAS{})",
+               result.ours.median() / result.baseline.median(),
+               b.dtype == DType::f32 ? "" : ", on inputs widened to f32 beforehand");
+  }
+  fmt::print("\n");
+  if (b.is_decode()) {
+    fmt::print("  ours reads K and V at {:.1f} GB/s\n",
+               b.key_value_bytes() / result.ours.median() * 1e-6);
+  }
+}
+
+void run(BenchOptions& options) {
+  options.common.apply();
+  if (!options.target.empty()) set_cpu_target(options.target);
+  const BenchResult result = run_bench(options.bench, options.repeat, !options.no_baseline);
+  if (options.common.json) {
+    fmt::print("{}\n", report(options, result).dump(2));
+  } else {
+    print_text(options, result);
+  }
+}
+
+// Turns text options into a BenchCase; throws CLI::ValidationError, so that mistakes are usage
+// errors and not failures.
+void resolve(BenchOptions& options) {
+  BenchCase& bench = options.bench;
+  parse_shape(options.shape, bench);
+  parse_mask(options.mask, bench);
+  bench.dtype = dtype_from_string(options.dtype);
+  if (options.value_size > 0) bench.value_size = options.value_size;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Job& job) {
+  const std::string first = "qkv bench attention --shape 1,12,12,2048,2048,64 --mask causal";
+  const std::string second =
+      "qkv bench attention --shape 1,32,8,1,4096,128 --dtype bf16 --threads 2 --json";
+  CLI::App* bench = app.add_subcommand("bench", "Time an operator on this machine");
+  bench->require_subcommand(1);
+  bench->footer(examples(first, second));
+  CLI::App* attention = bench->add_subcommand(
+      "attention", "Time attention beside the plain three-step computation and the FMA peak");
+  attention->footer(examples(first, second));
+  const auto o = std::make_shared<BenchOptions>();
+  attention->add_option("--shape", o->shape, "B,H,Hk,Sq,Sk,D")->capture_default_str();
+  attention->add_option("--dv", o->value_size, "Size of a value (default: D)")
+      ->check(CLI::Range(1, 1024));
+  attention->add_option("--dtype", o->dtype, "f32, bf16 or f16")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
+      ->capture_default_str();
+  attention->add_option("--mask", o->mask, "full, causal or window:L,R")->capture_default_str();
+  attention->add_flag("--backward", o->bench.backward, "Time the backward pass alone");
+  attention->add_flag("--statistics", o->bench.statistics, "Ask for all statistics");
+  attention->add_option("--target", o->target, "CPU target to use")
+      ->check(CLI::IsMember(cpu_targets()));
+  attention->add_option("--repeat", o->repeat, "Timed runs (default: half a second's worth)")
+      ->check(CLI::Range(1, 1000000));
+  attention->add_flag("--no-baseline", o->no_baseline, "Leave out the three-step computation");
+  o->common.add_to(*attention);
+  attention->callback([&job, o] {
+    resolve(*o);
+    job = [o] { run(*o); };
+  });
+}
+
+}  // namespace qkv::cli

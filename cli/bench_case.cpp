@@ -1,0 +1,89 @@
+#include "bench_case.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <vector>
+
+namespace qkv::cli {
+namespace {
+
+// "1,-1,3" as numbers; nothing when any part is not one.
+std::vector<std::int64_t> numbers(const std::string& text) {
+  std::vector<std::int64_t> values;
+  for (const std::string& part : CLI::detail::split(text, ',')) {
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+    if (error != std::errc() || end != part.data() + part.size()) return {};
+    values.push_back(value);
+  }
+  return values;
+}
+
+}  // namespace
+
+std::int64_t BenchCase::first_key(std::int64_t i) const {
+  return mask.left < 0 ? 0 : std::clamp<std::int64_t>(position(i) - mask.left, 0, keys);
+}
+
+std::int64_t BenchCase::last_key(std::int64_t i) const {
+  std::int64_t last = keys;
+  if (mask.causal_part) last = std::min(last, position(i) + 1);
+  if (mask.right >= 0) last = std::min(last, position(i) + mask.right + 1);
+  return std::max(last, first_key(i));
+}
+
+double BenchCase::flops() const {
+  double pairs = 0;
+  if (mask.causal_part && queries == keys) {
+    pairs = 0.5 * static_cast<double>(queries) * static_cast<double>(keys);
+  } else {
+    for (std::int64_t i = 0; i < queries; ++i)
+      pairs += static_cast<double>(last_key(i) - first_key(i));
+  }
+  const double forward = 2.0 * static_cast<double>(batch * heads) * pairs *
+                         static_cast<double>(head_size + value_size);
+  return backward ? 2.5 * forward : forward;
+}
+
+double BenchCase::key_value_bytes() const {
+  return static_cast<double>(batch * key_heads * keys * (head_size + value_size)) *
+         static_cast<double>(size_of(dtype));
+}
+
+void parse_shape(const std::string& text, BenchCase& bench) {
+  const auto values = numbers(text);
+  if (values.size() != 6 ||
+      std::any_of(values.begin(), values.end(), [](auto n) { return n < 1; })) {
+    throw CLI::ValidationError("--shape",
+                               "expected six positive numbers B,H,Hk,Sq,Sk,D, got '" + text + "'");
+  }
+  bench.batch = values[0];
+  bench.heads = values[1];
+  bench.key_heads = values[2];
+  bench.queries = values[3];
+  bench.keys = values[4];
+  bench.head_size = bench.value_size = values[5];
+  if (bench.heads % bench.key_heads != 0) {
+    throw CLI::ValidationError("--shape", "H must be a multiple of Hk, got '" + text + "'");
+  }
+}
+
+void parse_mask(const std::string& text, BenchCase& bench) {
+  const std::string window = "window:";
+  if (text == "full") {
+    bench.mask = {};
+  } else if (text == "causal") {
+    bench.mask = Mask::causal();
+  } else {
+    const auto values = text.rfind(window, 0) == 0 ? numbers(text.substr(window.size()))
+                                                   : std::vector<std::int64_t>{};
+    if (values.size() != 2 || values[0] < -1 || values[1] < -1) {
+      throw CLI::ValidationError(
+          "--mask", "expected full, causal or window:L,R (-1 = unbounded), got '" + text + "'");
+    }
+    bench.mask = Mask::window(values[0], values[1]);
+  }
+}
+
+}  // namespace qkv::cli

@@ -1,0 +1,32 @@
+// What the subcommands share. Each adds itself to the parser and, when chosen, sets the job that
+// main runs: results go to standard output, progress and errors to standard error.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+namespace qkv::cli {
+
+using Job = std::function<void()>;  // throws Error when it fails
+
+void add_bench(CLI::App& app, Job& job);
+void add_info(CLI::App& app, Job& job);
+void add_study(CLI::App& app, Job& job);
+
+// Options that every subcommand has.
+struct Common {
+  int threads = 0;  // 0 = the library's default
+  bool json = false;
+
+  void add_to(CLI::App& command);
+  void apply() const;  // sets the number of threads
+};
+
+// Shown at the end of a command's --help.
+std::string examples(const std::string& first, const std::string& second);
+
+// Writes a file all at once: under a temporary name beside it, then renamed.
+void write_file(const std::string& path, const std::string& content);
+
+}  // namespace qkv::cli

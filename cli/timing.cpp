@@ -1,0 +1,59 @@
+#include "timing.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+namespace qkv::cli {
+namespace {
+
+constexpr int kTurns = 10;
+constexpr int kMinTurns = 3;        // for runs that take longer than a turn
+constexpr double kMaxSeconds = 20;  // in all; then kMinTurns are enough
+
+double run_once(const Contender& contender) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  contender.run();
+  const auto end = Clock::now();
+  contender.after();
+  return std::chrono::duration<double, std::milli>(end - start).count();
+}
+
+}  // namespace
+
+double Timings::median() const {
+  std::vector<double> sorted = milliseconds;
+  std::sort(sorted.begin(), sorted.end());
+  const std::size_t half = sorted.size() / 2;
+  return sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+double Timings::fastest() const {
+  return *std::min_element(milliseconds.begin(), milliseconds.end());
+}
+
+void take_turns(const std::vector<Contender*>& contenders, const TimingOptions& options) {
+  std::vector<int> runs;  // of each contender in a turn
+  double all = 0;
+  for (const Contender* contender : contenders) {
+    run_once(*contender);  // the first touches memory for the first time
+    const double once = std::min(run_once(*contender), run_once(*contender));
+    all += once;
+    const double wanted = options.repeat > 0 ? options.repeat : 1e3 * options.seconds / once;
+    runs.push_back(std::max(1, static_cast<int>(std::ceil(wanted / kTurns))));
+  }
+  int turns = options.repeat > 0 ? std::min(kTurns, options.repeat) : kTurns;
+  if (options.repeat == 0 && all * 2 * kTurns > 1e3 * kMaxSeconds) turns = kMinTurns;
+  for (int turn = 0; turn < turns; ++turn) {
+    for (std::size_t i = 0; i < contenders.size(); ++i) {
+      run_once(*contenders[i]);  // back into caches and branch predictors
+      for (int run = 0; run < runs[i]; ++run) {
+        contenders[i]->timings.milliseconds.push_back(run_once(*contenders[i]));
+      }
+    }
+    options.progress(turn + 1, turns);
+  }
+}
+
+}  // namespace qkv::cli

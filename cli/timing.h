@@ -1,0 +1,32 @@
+// Timing several ways to compute the same thing, in turns, so that what else the machine does and
+// how warm it is falls on all of them alike.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+namespace qkv::cli {
+
+struct Timings {
+  std::vector<double> milliseconds{};  // one per timed run
+
+  bool empty() const { return milliseconds.empty(); }
+  double median() const;
+  double fastest() const;
+};
+
+struct Contender {
+  std::function<void()> run;            // timed
+  std::function<void()> after = [] {};  // not timed: frees what the run before made
+  Timings timings{};
+};
+
+struct TimingOptions {
+  int repeat = 0;        // timed runs of each; 0 = as many as `seconds` need
+  double seconds = 0.5;  // timed for each contender, at least
+  std::function<void(int done, int total)> progress = [](int, int) {};
+};
+
+void take_turns(const std::vector<Contender*>& contenders, const TimingOptions& options);
+
+}  // namespace qkv::cli

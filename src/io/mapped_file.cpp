@@ -1,0 +1,53 @@
+#include "io/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "core/check.h"
+
+namespace qkv {
+namespace {
+
+[[noreturn]] void fail_with_errno(const char* what, const std::string& path) {
+  const int code = errno;
+  fail("{} '{}': {}", what, path, std::generic_category().message(code));
+}
+
+// Closed on every way out; a mapping outlives its descriptor.
+struct Descriptor {
+  int number;
+  ~Descriptor() {
+    if (number >= 0) ::close(number);
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
+  // O_NONBLOCK: a named pipe is refused below instead of waiting for a writer.
+  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+  if (file.number < 0) fail_with_errno("cannot open", path);
+  struct stat status {};
+  if (::fstat(file.number, &status) != 0) fail_with_errno("cannot read", path);
+  check(S_ISREG(status.st_mode), "cannot read '{}': not a regular file", path);
+
+  const std::shared_ptr<MappedFile> mapped(new MappedFile);  // the constructor is private
+  if (status.st_size == 0) return mapped;                    // mmap refuses a length of 0
+  const auto size = static_cast<std::size_t>(status.st_size);
+  void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number, 0);
+  if (data == MAP_FAILED) fail_with_errno("cannot map", path);
+  mapped->data_ = static_cast<const std::byte*>(data);
+  mapped->size_ = size;
+  return mapped;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+}  // namespace qkv
