@@ -147,6 +147,8 @@ nlohmann::ordered_json report(const BenchOptions& options, const BenchResult& re
   if (b.is_decode()) json["gbytes_per_s"] = b.key_value_bytes() / result.ours.median() * 1e-6;
   const bool compared = !result.baseline.empty();
   json["baseline_ms"] = compared ? nlohmann::ordered_json(result.baseline.median()) : nullptr;
+  json["baseline_ms_fastest"] =
+      compared ? nlohmann::ordered_json(result.baseline.fastest()) : nullptr;
   json["baseline_gflops"] = compared ? nlohmann::ordered_json(gflops(b, result.baseline)) : nullptr;
   json["baseline_difference"] = compared ? nlohmann::ordered_json(result.difference) : nullptr;
   json["baseline_dtype"] = compared ? nlohmann::ordered_json("f32") : nullptr;

@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <utility>
 
-#include "core/backend.h"
 #include "core/threads.h"
+#include "plain_softmax.h"
 #include "qkv/threads.h"
 
 namespace qkv::cli {
@@ -85,17 +84,14 @@ void ThreeStep::compute_weights(const Block& block, Tensor& weights) const {
   float* scores = weights.data<float>();
   Gemm{.tb = CblasTrans, .m = rows_, .n = bench_.keys, .k = bench_.head_size, .alpha = scale}(
       block.q, block.k, scores);
-  const Mask& mask = bench_.mask;
-  if (mask.causal_part || mask.left >= 0 || mask.right >= 0) {
-    constexpr float kHidden = -std::numeric_limits<float>::infinity();
-    parallel_for(rows_, [&](std::int64_t i) {
-      const std::int64_t query = bench_.queries == 1 ? 0 : i;
-      float* row = scores + i * bench_.keys;
-      std::fill(row, row + bench_.first_key(query), kHidden);
-      std::fill(row + bench_.last_key(query), row + bench_.keys, kHidden);
-    });
-  }
-  backend(kCpu).softmax(weights, weights);
+  parallel_for(rows_, [&](std::int64_t i) {
+    const std::int64_t query = bench_.queries == 1 ? 0 : i;
+    const std::int64_t first = bench_.first_key(query), last = bench_.last_key(query);
+    float* row = scores + i * bench_.keys;
+    std::fill(row, row + first, 0.0f);
+    if (last > first) plain_softmax(row + first, last - first);
+    std::fill(row + last, row + bench_.keys, 0.0f);
+  });
 }
 
 void ThreeStep::forward() {

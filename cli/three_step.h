@@ -1,5 +1,5 @@
-// The plain computation that fused attention is compared with: a matrix product (OpenBLAS), a
-// softmax over the whole Sq x Sk matrix of scores, another product. f32.
+// The plain computation that fused attention is compared with: a matrix product (OpenBLAS), the
+// mask and a softmax over the whole Sq x Sk matrix of scores, another product. f32.
 #pragma once
 
 #include <vector>

@@ -94,9 +94,12 @@ TEST_F(CheckpointTest, ReadsFilesWithoutTensors) {
 }
 
 TEST_F(CheckpointTest, KeepsTheMappingWhileATensorLives) {
+  std::string header = kGoodHeader;
+  header.resize((header.size() + 7) / 8 * 8, ' ');  // aligned, so that tensors are views
   Tensor x;
   {
-    const Checkpoint file = open(kGoodHeader, kGoodData);
+    const Checkpoint file = open(header, kGoodData);
+    EXPECT_EQ(file["a.weight"].raw(), file["a.weight"].raw());
     x = slice(file["a.weight"], 0, 1, 2);
   }
   std::filesystem::remove(path());

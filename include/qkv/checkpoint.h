@@ -17,7 +17,9 @@ class Checkpoint {
 
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const;
-  // A view of the mapped file, which stays mapped while the tensor lives.
+  // A view of the mapped file, which stays mapped while the tensor lives: do not write to it. A
+  // copy where the file does not align the tensor to its dtype. Throws Error when there is no such
+  // tensor or its dtype is not one of DType.
   Tensor operator[](const std::string& name) const;
   const std::map<std::string, std::string>& metadata() const;
 

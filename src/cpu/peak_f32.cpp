@@ -57,9 +57,11 @@ HWY_EXPORT(peak_work);
 HWY_EXPORT(peak_flops);
 
 PeakLoop peak_loop_f32() {
-  return {[](std::int64_t rounds) { HWY_DYNAMIC_DISPATCH(peak_work)
-                                    (rounds); },
-          HWY_DYNAMIC_DISPATCH(peak_flops)()};
+  const auto work = [](std::int64_t rounds) {
+    const auto chosen = HWY_DYNAMIC_DISPATCH(peak_work);
+    chosen(rounds);
+  };
+  return {work, HWY_DYNAMIC_DISPATCH(peak_flops)()};
 }
 
 }  // namespace qkv::cpu

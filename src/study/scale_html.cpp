@@ -124,7 +124,7 @@ std::string figures(const ScaleStudy& study) {
   html += figure(plot("entropy_relative"), false, "1 is an average over all keys, 0 is one key");
   html += figure(plot("saturation"), false, "one weight above 0.99");
   html += figure(plot("gradient_scores"), true, "what the softmax lets through, root mean square");
-  html += figure(plot("gradient_scores_median"), true, "what most rows see: half have less");
+  html += figure(plot("gradient_scores_median"), true, "half of the rows have less; measured only");
   html += figure(plot("gradient_q"), true, "root mean square norm per query");
   html += figure(plot("gradient_k"), true, "root mean square norm per key");
   return html + "</div>\n";

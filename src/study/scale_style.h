@@ -63,6 +63,7 @@ th, td { padding: .35rem .7rem; text-align: right; white-space: nowrap; vertical
 thead th { white-space: normal; vertical-align: bottom; font-weight: 600;
   border-bottom: 1px solid var(--muted); min-width: 5.2rem; }
 thead th:first-child { min-width: 0; }
+tbody th { position: sticky; left: 0; background: var(--paper); }
 tr.first > * { border-top: 1px solid var(--rule); }
 .name { text-align: left; }
 .expected { display: block; color: var(--muted); font-size: .92em; }
