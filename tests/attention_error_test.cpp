@@ -120,6 +120,9 @@ TEST(AttentionError, Inputs) {
            {"head size", "[2, 4, 5, 1025]", "1024"}},
       },
       {}, true);
+}
+
+TEST(AttentionError, Values) {
   check_bad_calls(
       {
           {"v undefined", [](Call& c) { c.v = {}; }, {"v", "undefined"}},
@@ -160,8 +163,7 @@ TEST(AttentionError, Numbers) {
   EXPECT_THAT(message_of([] { Mask::window(0, -3); }), HasSubstr("-3"));
 }
 
-TEST(AttentionError, Masks) {
-  const auto booleans = [](const Shape& shape) { return Tensor::full(shape, 1, {DType::boolean}); };
+TEST(AttentionError, Lengths) {
   check_bad_calls(
       {
           {"lengths' count",
@@ -190,6 +192,14 @@ TEST(AttentionError, Masks) {
           {"offsets' count",
            [](Call& c) { c.options.mask.offset_per_sequence = i32_tensor({1}); },
            {"offset_per_sequence", "[1]"}},
+      },
+      {}, true);
+}
+
+TEST(AttentionError, Masks) {
+  const auto booleans = [](const Shape& shape) { return Tensor::full(shape, 1, {DType::boolean}); };
+  check_bad_calls(
+      {
           {"allowed's dtype",
            [](Call& c) {
              c.options.mask.allowed_pairs = Tensor::zeros({5, 7});

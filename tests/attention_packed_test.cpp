@@ -21,10 +21,10 @@ AttentionCase packed(std::string name, auto&& change) {
   return c;
 }
 
-TEST_P(AttentionPacked, EveryOption) {
+std::vector<AttentionCase> packed_cases() {
   using C = AttentionCase;
   const auto other_keys = [](C& c) { c.key_offsets = {0, 9, 14, 14, 60, 100}; };
-  const AttentionCase cases[] = {
+  return {
       packed("itself", [](C&) {}),
       packed("causal", [](C& c) { c.causal = true; }),
       packed("other keys", [&](C& c) { other_keys(c); }),
@@ -74,7 +74,10 @@ TEST_P(AttentionPacked, EveryOption) {
                c.query_offsets = {0, 130, 147, 300}, c.causal = true;
              }),
   };
-  for (AttentionCase c : cases) {
+}
+
+TEST_P(AttentionPacked, EveryOption) {
+  for (AttentionCase c : packed_cases()) {
     check_attention(c, GetParam());
     c.name += ", statistics";
     c.statistics = Statistics::all;
