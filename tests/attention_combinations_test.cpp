@@ -35,9 +35,9 @@ struct Part {
 
 constexpr std::int64_t kBatch = 2, kHeads = 4, kQueries = 37, kKeys = 45;
 
-const std::vector<Part>& parts() {
+std::vector<Part> masks() {
   using C = AttentionCase;
-  static const std::vector<Part> all{
+  return {
       {"causal", Kind::causal, [](C& c) { c.causal = true; }},
       {"causal from the top left", Kind::causal,
        [](C& c) { c.causal = true, c.align = Align::top_left; }},
@@ -81,6 +81,12 @@ const std::vector<Part>& parts() {
        [](C& c) {
          c.allowed = {kBatch, 1, 1, kKeys};
        }},
+  };
+}
+
+std::vector<Part> options() {
+  using C = AttentionCase;
+  return {
       {"bias", Kind::bias,
        [](C& c) {
          c.bias = {kBatch, kHeads, kQueries, kKeys};
@@ -107,6 +113,14 @@ const std::vector<Part>& parts() {
       {"dlse and dentropy", Kind::gradients, [](C& c) { c.dlse = c.dentropy = true; }},
       {"heads inside", Kind::layout, [](C& c) { c.layout = Layout::heads_inside; }},
   };
+}
+
+const std::vector<Part>& parts() {
+  static const std::vector<Part> all = [] {
+    std::vector<Part> both = masks();
+    for (const Part& part : options()) both.push_back(part);
+    return both;
+  }();
   return all;
 }
 

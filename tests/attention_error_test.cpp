@@ -14,6 +14,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
 // A call that is right until one thing is changed: B 2, H 4, Hk 2, Sq 5, Sk 7, D 8, Dv 6.
 struct Call {
   Tensor q = Tensor::zeros({2, 4, 5, 8});
@@ -117,6 +120,9 @@ TEST(AttentionError, Inputs) {
            {"head size", "[2, 4, 5, 1025]", "1024"}},
       },
       {}, true);
+}
+
+TEST(AttentionError, Values) {
   check_bad_calls(
       {
           {"v undefined", [](Call& c) { c.v = {}; }, {"v", "undefined"}},
@@ -136,8 +142,6 @@ TEST(AttentionError, Inputs) {
 }
 
 TEST(AttentionError, Numbers) {
-  static constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  static constexpr float kInf = std::numeric_limits<float>::infinity();
   check_bad_calls(
       {
           {"scale NaN", [](Call& c) { c.options.scale = kNan; }, {"scale", "nan", "finite"}},
@@ -159,8 +163,7 @@ TEST(AttentionError, Numbers) {
   EXPECT_THAT(message_of([] { Mask::window(0, -3); }), HasSubstr("-3"));
 }
 
-TEST(AttentionError, Masks) {
-  const auto booleans = [](const Shape& shape) { return Tensor::full(shape, 1, {DType::boolean}); };
+TEST(AttentionError, Lengths) {
   check_bad_calls(
       {
           {"lengths' count",
@@ -189,6 +192,14 @@ TEST(AttentionError, Masks) {
           {"offsets' count",
            [](Call& c) { c.options.mask.offset_per_sequence = i32_tensor({1}); },
            {"offset_per_sequence", "[1]"}},
+      },
+      {}, true);
+}
+
+TEST(AttentionError, Masks) {
+  const auto booleans = [](const Shape& shape) { return Tensor::full(shape, 1, {DType::boolean}); };
+  check_bad_calls(
+      {
           {"allowed's dtype",
            [](Call& c) {
              c.options.mask.allowed_pairs = Tensor::zeros({5, 7});

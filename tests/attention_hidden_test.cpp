@@ -263,5 +263,26 @@ TEST_P(AttentionHidden, NanReachesExactlyWhoSeesIt) {
   }
 }
 
+// Most weights underflow to 0, and 0 times NaN is still NaN to who sees it.
+TEST_P(AttentionHidden, NanReachesThroughWeightsOfZero) {
+  for (const std::int64_t queries : {1, 40, 210}) {
+    const AttentionCase c{.name = "sharp",
+                          .heads = 4,
+                          .queries = queries,
+                          .keys = 210,
+                          .head_size = 16,
+                          .scale = 40.0f,
+                          .causal = true,
+                          .statistics = Statistics::all};
+    check_felt(c, GetParam(), Where::v, 105);
+    if (::testing::Test::HasFailure()) return;
+    AttentionCase decode = c;
+    decode.statistics = Statistics::none;
+    SCOPED_TRACE("no statistics");
+    check_felt(decode, GetParam(), Where::v, 105);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
 }  // namespace
 }  // namespace qkv::test

@@ -1,6 +1,10 @@
 // Packed sequences: [T, H, D] with offsets, each sequence seeing only its counterpart.
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <utility>
+
+#include "core/backend.h"
 #include "qkv/ops.h"
 #include "support/attention_check.h"
 
@@ -17,10 +21,10 @@ AttentionCase packed(std::string name, auto&& change) {
   return c;
 }
 
-TEST_P(AttentionPacked, EveryOption) {
+std::vector<AttentionCase> packed_cases() {
   using C = AttentionCase;
   const auto other_keys = [](C& c) { c.key_offsets = {0, 9, 14, 14, 60, 100}; };
-  const AttentionCase cases[] = {
+  return {
       packed("itself", [](C&) {}),
       packed("causal", [](C& c) { c.causal = true; }),
       packed("other keys", [&](C& c) { other_keys(c); }),
@@ -70,7 +74,10 @@ TEST_P(AttentionPacked, EveryOption) {
                c.query_offsets = {0, 130, 147, 300}, c.causal = true;
              }),
   };
-  for (AttentionCase c : cases) {
+}
+
+TEST_P(AttentionPacked, EveryOption) {
+  for (AttentionCase c : packed_cases()) {
     check_attention(c, GetParam());
     c.name += ", statistics";
     c.statistics = Statistics::all;
@@ -79,35 +86,36 @@ TEST_P(AttentionPacked, EveryOption) {
   }
 }
 
-// Packing changes where the rows lie, not what they are: each sequence alone gives the same bits.
-TEST_P(AttentionPacked, IsEachSequenceAlone) {
-  const AttentionCase c =
-      packed("alone", [](AttentionCase& p) { p.causal = true, p.sinks = true; });
-  const AttentionInputs in = make_inputs(c, GetParam());
-  for_each_target([&] {
-    const AttentionRun all = run_attention(in);
-    for (std::size_t b = 0; b + 1 < c.query_offsets.size(); ++b) {
-      const auto alone = [&](const Tensor& x) {
-        const Tensor rows = slice(x, 0, c.query_offsets[b], c.query_offsets[b + 1]);
-        return transpose(reshape(rows, {1, rows.size(0), rows.size(1), rows.size(2)}), 1, 2);
-      };
-      AttentionInputs one{.q = alone(in.q),
-                          .k = alone(in.k),
-                          .v = alone(in.v),
-                          .dout = alone(in.dout),
-                          .dlse = {},
-                          .dentropy = {},
-                          .options = {}};
-      one.options.mask = Mask::causal();
-      one.options.sinks = in.options.sinks;
-      const AttentionRun run = run_attention(one);
-      SCOPED_TRACE("sequence " + std::to_string(b));
-      expect_same_bits("out", alone(all.forward.out), run.forward.out);
-      expect_same_bits("dq", alone(all.grads.dq), run.grads.dq);
-      expect_same_bits("dk", alone(all.grads.dk), run.grads.dk);
-      expect_same_bits("dv", alone(all.grads.dv), run.grads.dv);
+// Neighbours lie side by side in memory and still do not touch: a sequence of NaN changes no bit of
+// the others, forward or backward.
+TEST_P(AttentionPacked, SequencesDoNotTouch) {
+  for (const bool causal : {false, true}) {
+    const AttentionCase c = packed("neighbours", [&](AttentionCase& p) {
+      p.query_offsets = {0, 7, 40, 41, 170, 200}, p.causal = causal;
+    });
+    SCOPED_TRACE(to_string(GetParam()) + (causal ? " causal" : ""));
+    const AttentionInputs clean = make_inputs(c, GetParam());
+    const Tensor nan = Tensor::full({129, 4, 20}, std::numeric_limits<double>::quiet_NaN());
+    AttentionInputs poisoned = make_inputs(c, GetParam());
+    for (const Tensor& x : {poisoned.q, poisoned.k, poisoned.v, poisoned.dout}) {
+      Tensor rows = slice(x, 0, 41, 170);
+      const Tensor some = slice(slice(nan, 1, 0, x.size(1)), 2, 0, x.size(2));
+      backend(kCpu).copy(some, rows);
     }
-  });
+    for_each_target([&] {
+      const AttentionRun a = run_attention(clean), b = run_attention(poisoned);
+      for (const auto& [begin, end] : {std::pair{0, 41}, std::pair{170, 200}}) {
+        const auto expect = [&](const char* what, const Tensor& x, const Tensor& y, int axis) {
+          expect_same_bits(what, slice(x, axis, begin, end), slice(y, axis, begin, end));
+        };
+        expect("out", a.forward.out, b.forward.out, 0);
+        expect("lse", a.forward.lse, b.forward.lse, 1);
+        expect("dq", a.grads.dq, b.grads.dq, 0);
+        expect("dk", a.grads.dk, b.grads.dk, 0);
+        expect("dv", a.grads.dv, b.grads.dv, 0);
+      }
+    });
+  }
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ namespace {
 class AttentionWeightsOf : public AttentionByDType {};
 INSTANTIATE_TEST_SUITE_P(All, AttentionWeightsOf, ::testing::ValuesIn(kFloats), dtype_name);
 
-// What `selection` asks for, from all the weights [B, H, Sq, Sk].
+// What `selection` asks for, from all the weights [B, H, Sq, Sk], summed as Real.
+template <class Real>
 std::vector<double> selected(const std::vector<double>& weights, const AttentionCase& c,
                              const WeightsSelection& selection) {
   const auto all = [](std::vector<std::int64_t> chosen, std::int64_t count) {
@@ -29,15 +30,15 @@ std::vector<double> selected(const std::vector<double>& weights, const Attention
       for (std::int64_t i = 0; i < count; i += selection.pool_rows) {
         const std::int64_t i_end = std::min(i + selection.pool_rows, count);
         for (std::int64_t j = 0; j < c.keys; j += selection.pool_keys) {
-          double sum = 0;
+          Real sum = 0;
           for (std::int64_t row = i; row < i_end; ++row) {
             const std::int64_t first =
                 ((b * c.heads + h) * c.queries + rows[static_cast<std::size_t>(row)]) * c.keys;
             for (std::int64_t key = j; key < std::min(j + selection.pool_keys, c.keys); ++key) {
-              sum += weights[static_cast<std::size_t>(first + key)];
+              sum += static_cast<Real>(weights[static_cast<std::size_t>(first + key)]);
             }
           }
-          result.push_back(sum / static_cast<double>(i_end - i));
+          result.push_back(sum / static_cast<Real>(i_end - i));
         }
       }
     }
@@ -66,11 +67,11 @@ void check_weights(const AttentionCase& c, DType dtype) {
   for_each_target([&] {
     for (std::size_t n = 0; n < std::size(selections); ++n) {
       SCOPED_TRACE("selection " + std::to_string(n));
-      const std::vector<double> expected = selected(exact.weights, c, selections[n]);
+      const std::vector<double> expected = selected<double>(exact.weights, c, selections[n]);
       const Tensor ours = attention_weights(in.q, in.k, in.options, selections[n]);
       EXPECT_EQ(ours.dtype(), DType::f32);
       expect_close("weights", ours, expected,
-                   limit_of(expected, selected(plain.weights, c, selections[n])));
+                   limit_of(expected, selected<float>(plain.weights, c, selections[n])));
     }
   });
 }

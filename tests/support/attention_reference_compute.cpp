@@ -13,20 +13,25 @@ namespace {
 
 struct Exact {
   using Real = double;
-  static double round(double x) { return x; }
+  static double step(double x) { return x; }
+  static double result(double x) { return x; }
 };
 
-// T is the dtype that every step leaves its result in.
 template <class T>
+float rounded(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    return static_cast<float>(T(x));
+  }
+}
+
+// The dtypes that scores and weights, and that results, are left in.
+template <class Step, class Result>
 struct Plain {
   using Real = float;
-  static float round(float x) {
-    if constexpr (std::is_same_v<T, float>) {
-      return x;
-    } else {
-      return static_cast<float>(T(x));
-    }
-  }
+  static float step(float x) { return rounded<Step>(x); }
+  static float result(float x) { return rounded<Result>(x); }
 };
 
 std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
@@ -41,10 +46,9 @@ class Computation {
   struct Row {
     std::int64_t b = 0, h = 0, i = 0;
     std::vector<std::int64_t> keys{};
-    Vector logit{};    // a
-    Vector score{};    // s
-    Vector weight{};   // p
-    Vector dropped{};  // p through dropout
+    Vector logit{};   // a
+    Vector score{};   // s
+    Vector weight{};  // p
     Real lse = -kInfinity, sink_weight = 0, expected_score = 0, entropy = 0;
   };
 
@@ -80,7 +84,7 @@ class Computation {
     }
     const auto convert = [](const Vector& x) { return std::vector<double>(x.begin(), x.end()); };
     const auto finish = [&](Vector& x, Real factor) {
-      for (Real& value : x) value = A::round(factor * value);
+      for (Real& value : x) value = A::result(factor * value);
       return convert(x);
     };
     r_.received = convert(received_);
@@ -116,7 +120,6 @@ class Computation {
       row_statistics(row);
       if (!dout_.empty() && !row.keys.empty()) backward(row);
       row.weight.clear();
-      row.dropped.clear();
       rows.push_back(std::move(row));
     }
     head_statistics(rows, at(b * p_.heads + h));
@@ -130,12 +133,12 @@ class Computation {
       const Real bias = biased ? static_cast<Real>(bias_of(p_, b, h, i, j)) : 0;
       if (bias == -kInfinity) continue;
       const Real product = dot(q_, p_.q_row(b, h, i), k_, p_.k_row(b, h, j), p_.head_size);
-      const Real a = A::round(static_cast<Real>(p_.scale) * product);
+      const Real a = A::step(static_cast<Real>(p_.scale) * product);
       const auto cap = static_cast<Real>(p_.softcap);
-      const Real c = cap > 0 ? A::round(cap * std::tanh(a / cap)) : a;
+      const Real c = cap > 0 ? A::step(cap * std::tanh(a / cap)) : a;
       row.keys.push_back(j);
       row.logit.push_back(a);
-      row.score.push_back(biased ? A::round(c + bias) : c);
+      row.score.push_back(biased ? A::step(c + bias) : c);
     }
     return row;
   }
@@ -159,11 +162,10 @@ class Computation {
     Vector out(at(p_.value_size));
     for (std::size_t n = 0; n < row.keys.size(); ++n) {
       const std::int64_t j = row.keys[n];
-      const Real weight = A::round(std::exp(row.score[n] - highest) / sum);
+      const Real weight = A::step(std::exp(row.score[n] - highest) / sum);
       const bool keep = p_.dropout == 0 || kept_by_dropout(p_, row.b, row.h, row.i, j);
-      const Real dropped = keep ? A::round(weight / kept) : 0;
+      const Real dropped = keep ? A::step(weight / kept) : 0;
       row.weight.push_back(weight);
-      row.dropped.push_back(dropped);
       row.expected_score += weight * row.score[n];
       const std::int64_t first = p_.k_row(row.b, row.h, j) * p_.value_size;
       for (std::int64_t d = 0; keep && d < p_.value_size; ++d) {
@@ -172,7 +174,7 @@ class Computation {
       r_.weights[at(lse_row * p_.k_rows + j)] = static_cast<double>(weight);
     }
     const std::int64_t first = p_.q_row(row.b, row.h, row.i) * p_.value_size;
-    for (std::int64_t d = 0; d < p_.value_size; ++d) r_.out[at(first + d)] = A::round(out[at(d)]);
+    for (std::int64_t d = 0; d < p_.value_size; ++d) r_.out[at(first + d)] = A::result(out[at(d)]);
   }
 
   void row_statistics(Row& row) {
@@ -225,8 +227,10 @@ class Computation {
     const std::size_t lse_row = at(p_.lse_row(row.b, row.h, row.i));
     const Real dlse = p_.dlse.empty() ? 0 : static_cast<Real>(p_.dlse[lse_row]);
     const Real dentropy = p_.dentropy.empty() ? 0 : static_cast<Real>(p_.dentropy[lse_row]);
+    // Summed from the back: in the order of dp below, a row that sees one key would have
+    // dp - r = 0 without any rounding, an accident that no tiled sum can repeat.
     Real r = 0;
-    for (std::int64_t d = 0; d < p_.value_size; ++d) {
+    for (std::int64_t d = p_.value_size - 1; d >= 0; --d) {
       const std::size_t index = at(q_row * p_.value_size + d);
       r += dout_[index] * static_cast<Real>(r_.out[index]);
     }
@@ -234,18 +238,23 @@ class Computation {
     for (std::size_t n = 0; n < row.keys.size(); ++n) {
       const std::int64_t k_row = p_.k_row(row.b, row.h, row.keys[n]);
       const bool keep = p_.dropout == 0 || kept_by_dropout(p_, row.b, row.h, row.i, row.keys[n]);
-      const Real product = A::round(dot(dout_, q_row, v_, k_row, p_.value_size));
-      const Real dp = keep ? product / static_cast<Real>(1 - p_.dropout) : 0;
-      const Real ds = A::round(row.weight[n] *
-                               (dp - r + dlse - dentropy * (row.score[n] - row.expected_score)));
+      // Recomputed from lse, as backward is defined: what lse loses by being f32 is lost here too.
+      const Real weight =
+          std::is_same_v<A, Exact> ? row.weight[n] : A::step(std::exp(row.score[n] - row.lse));
+      const Real product = A::step(dot(dout_, q_row, v_, k_row, p_.value_size));
+      const Real kept = keep ? 1 / static_cast<Real>(1 - p_.dropout) : 0;
+      const Real dp = keep ? product * kept : 0;
+      const Real ds =
+          A::step(weight * (dp - r + dlse - dentropy * (row.score[n] - row.expected_score)));
       const Real tanh = cap > 0 ? std::tanh(row.logit[n] / cap) : 0;
-      const Real da = cap > 0 ? A::round(ds * (1 - tanh * tanh)) : ds;
+      const Real da = cap > 0 ? A::step(ds * (1 - tanh * tanh)) : ds;
       for (std::int64_t d = 0; d < p_.head_size; ++d) {
         dq_[at(q_row * p_.head_size + d)] += da * k_[at(k_row * p_.head_size + d)];
         dk_[at(k_row * p_.head_size + d)] += da * q_[at(q_row * p_.head_size + d)];
       }
+      const Real dropped = A::step(weight * kept);
       for (std::int64_t d = 0; keep && d < p_.value_size; ++d) {
-        dv_[at(k_row * p_.value_size + d)] += row.dropped[n] * dout_[at(q_row * p_.value_size + d)];
+        dv_[at(k_row * p_.value_size + d)] += dropped * dout_[at(q_row * p_.value_size + d)];
       }
       add_dbias(row, row.keys[n], ds);
     }
@@ -276,8 +285,14 @@ class Computation {
 ReferenceResult reference_exact(const ReferenceProblem& p) { return Computation<Exact>(p).run(); }
 
 ReferenceResult reference_plain(const ReferenceProblem& p) {
-  return dispatch_float(
-      p.dtype, [&]<class T>() -> ReferenceResult { return Computation<Plain<T>>(p).run(); });
+  return dispatch_float(p.dtype, [&]<class T>() -> ReferenceResult {
+    ReferenceResult r = Computation<Plain<T, T>>(p).run();
+    // Scores beyond what f16 holds: no such computation exists, so the steps stay in f32.
+    const bool overflow = std::any_of(r.lse.begin(), r.lse.end(), [](double x) {
+      return std::isnan(x) || x == std::numeric_limits<double>::infinity();
+    });
+    return overflow ? Computation<Plain<float, T>>(p).run() : r;
+  });
 }
 
 }  // namespace qkv::test
