@@ -136,8 +136,8 @@ TEST(AttentionError, Inputs) {
 }
 
 TEST(AttentionError, Numbers) {
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  constexpr float kInf = std::numeric_limits<float>::infinity();
+  static constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  static constexpr float kInf = std::numeric_limits<float>::infinity();
   check_bad_calls(
       {
           {"scale NaN", [](Call& c) { c.options.scale = kNan; }, {"scale", "nan", "finite"}},
