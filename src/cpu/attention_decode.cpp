@@ -302,33 +302,50 @@ class DecodeChunk {
     }
     const float maximum = hn::GetLane(hn::MaxOfLanes(d, largest));
     if (job_.collect) part.top = first_ + (std::find(row, row + keys_, maximum) - row);
-    const V low = hn::Set(d, -kInfinity), shift = hn::Set(d, maximum == -kInfinity ? 0 : maximum);
+    const V shift = hn::Set(d, maximum == -kInfinity ? 0 : maximum);
     const V scale = hn::Set(d, unit * std::numbers::log2e_v<float>);
-    V total = hn::Zero(d), weighted = hn::Zero(d), sum = hn::Zero(d), squares = hn::Zero(d);
-    std::size_t pairs = 0;
+    V total = hn::Zero(d), weighted = hn::Zero(d);
+    if (job_.collect) collect_moments(row, unit, part.sums);
     for (std::int64_t j = 0; j < columns_; j += lanes) {
-      const V s = hn::LoadU(d, row + j), x = hn::Sub(s, shift);
-      const V t = hn::Mul(x, scale), p = exp2_fast(d, t);
+      const V t = hn::Mul(hn::Sub(hn::LoadU(d, row + j), shift), scale), p = exp2_fast(d, t);
       total = hn::Add(total, p);
       hn::StoreU(p, d, row + j);
       if (!job_.collect) continue;
-      const auto hidden = hn::Eq(s, low);
-      const V seen = hn::IfThenZeroElse(hidden, x);
-      pairs += static_cast<std::size_t>(lanes) - hn::CountTrue(d, hidden);
       weighted = hn::MulAdd(p, max_keeping_nan(hn::Set(d, -200.0f), t), weighted);
-      sum = hn::Add(sum, seen);
-      squares = hn::MulAdd(seen, seen, squares);
     }
     part.maximum = maximum * unit;
     part.total = hn::GetLane(hn::SumOfLanes(d, total));
-    if (!job_.collect || pairs == 0) return;
-    const auto count = static_cast<double>(pairs);
-    const double first = hn::GetLane(hn::SumOfLanes(d, sum));
-    const double second = hn::GetLane(hn::SumOfLanes(d, squares));
     part.weighted = hn::GetLane(hn::SumOfLanes(d, weighted)) * std::numbers::ln2;
-    part.sums.pairs = count;
-    part.sums.mean = (maximum + first / count) * unit;
-    part.sums.deviation = std::max(second - first * first / count, 0.0) * unit * unit;
+  }
+
+  // Mean and deviation of the visible scores of a row: the mean first, then the squares around it.
+  void collect_moments(const float* row, float unit, BlockSums& sums) const {
+    const D d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    const V low = hn::Set(d, -kInfinity);
+    V sum = hn::Zero(d), squares = hn::Zero(d);
+    std::size_t pairs = 0;
+    for (std::int64_t j = 0; j < columns_; j += lanes) {
+      const V s = hn::LoadU(d, row + j);
+      const auto hidden = hn::Eq(s, low);
+      pairs += static_cast<std::size_t>(lanes) - hn::CountTrue(d, hidden);
+      sum = hn::Add(sum, hn::IfThenZeroElse(hidden, s));
+    }
+    if (pairs == 0) return;
+    const auto count = static_cast<double>(pairs);
+    const auto mean = static_cast<float>(hn::GetLane(hn::SumOfLanes(d, sum)) / count);
+    V rest = hn::Zero(d);  // what rounding the mean to f32 left over
+    for (std::int64_t j = 0; j < columns_; j += lanes) {
+      const V s = hn::LoadU(d, row + j);
+      const V x = hn::IfThenZeroElse(hn::Eq(s, low), hn::Sub(s, hn::Set(d, mean)));
+      rest = hn::Add(rest, x);
+      squares = hn::MulAdd(x, x, squares);
+    }
+    const double left = hn::GetLane(hn::SumOfLanes(d, rest));
+    const double second = hn::GetLane(hn::SumOfLanes(d, squares));
+    sums.pairs = count;
+    sums.mean = (mean + left / count) * unit;
+    sums.deviation = std::max(second - left * left / count, 0.0) * unit * unit;
   }
 
   template <class T>

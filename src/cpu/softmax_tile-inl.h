@@ -85,7 +85,7 @@ class SoftmaxRows {
       if (collect_ && largest > maximum_[r]) top_[r] = tile.first_key + find(row, largest);
     }
     update_factors();
-    if (collect_ && !has_pivot_) choose_pivot();
+    if (collect_ && !has_pivot_) choose_pivot(tile);
     const bool extras = tile.kept != nullptr || job_.problem.dropout > 0;
     for (std::int64_t r = 0; r < count_; ++r) {
       if (extras) {
@@ -251,13 +251,20 @@ class SoftmaxRows {
     }
   }
 
-  // Scores are summed relative to one of them, so that a common offset does not eat the variance.
-  void choose_pivot() {
+  // Scores are summed relative to the mean of a row, so that a common offset does not eat the
+  // variance.
+  void choose_pivot(const TileScores& tile) {
     for (std::int64_t r = 0; r < count_ && !has_pivot_; ++r) {
-      if (std::isfinite(maximum_[r])) {
-        pivot_ = maximum_[r];
-        has_pivot_ = true;
+      const float* row = tile.scores + r * tile.stride;
+      double sum = 0, pairs = 0;
+      for (std::int64_t j = 0; j < tile.keys; ++j) {
+        if (row[j] == -kInfinity) continue;
+        sum += row[j];
+        pairs += 1;
       }
+      if (pairs == 0 || !std::isfinite(sum)) continue;
+      pivot_ = static_cast<float>(sum / pairs);
+      has_pivot_ = true;
     }
   }
 
