@@ -47,7 +47,7 @@ struct Loop {
   LoopBody body;
   std::int64_t count;
   std::atomic<std::int64_t> next{0};
-  std::atomic<int> working{0};
+  std::atomic<int> working{0};  // workers inside
   std::mutex error_mutex;
   std::exception_ptr error;
 
@@ -87,7 +87,6 @@ class Pool {
 
   void run(Loop& loop) {
     const std::scoped_lock one_loop_at_a_time(run_mutex_);
-    loop.working.store(static_cast<int>(workers_.size()));
     {
       const std::scoped_lock lock(mutex_);
       loop_ = &loop;
@@ -95,7 +94,11 @@ class Pool {
     }
     if (sleeping_.load() > 0) wake_.notify_all();
     loop.work();
-    // Every worker checks in, so none can touch `loop` after it is gone.
+    {
+      // Who has not come by now need not: on a busy machine that may be a while.
+      const std::scoped_lock lock(mutex_);
+      loop_ = nullptr;
+    }
     for (int spin = 0; loop.working.load(std::memory_order_acquire) > 0; ++spin) {
       if (spin < kSpins) {
         pause_briefly();
@@ -131,6 +134,8 @@ class Pool {
         if (stopping_) return;
         seen = epoch_.load();
         loop = loop_;
+        if (loop == nullptr) continue;
+        loop->working.fetch_add(1);
       }
       loop->work();
       loop->working.fetch_sub(1, std::memory_order_acq_rel);

@@ -33,6 +33,7 @@ struct TileScores {
 
 class SoftmaxRows {
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  static constexpr double kPivotScores = 32;
   using D = hn::ScalableTag<float>;
   using V = hn::Vec<D>;
 
@@ -42,6 +43,7 @@ class SoftmaxRows {
         scorer_(job.problem, job.sequence, job.mask, job.diagonal),
         lanes_(static_cast<std::int64_t>(hn::Lanes(D()))),
         collect_(job.sums != nullptr),
+        find_top_(collect_ && job.results->statistics.top_index.defined()),
         unit_(scorer_.unit()),
         to_log2_(scorer_.unit() * std::numbers::log2e_v<float>),
         maximum_(rows + lanes_),
@@ -82,7 +84,7 @@ class SoftmaxRows {
       const float largest = largest_of(row, tile.columns);
       // NaN compares false and is left to the weights: it becomes NaN there, in this row alone.
       shift_[r] = largest > maximum_[r] ? largest : maximum_[r];
-      if (collect_ && largest > maximum_[r]) top_[r] = tile.first_key + find(row, largest);
+      if (find_top_ && largest > maximum_[r]) top_[r] = tile.first_key + find(row, tile.columns, largest);
     }
     update_factors();
     if (collect_ && !has_pivot_) choose_pivot(tile);
@@ -106,26 +108,25 @@ class SoftmaxRows {
 
   // Row totals, with the sink; after the last tile.
   void finish() {
-    const D d;
     const bool has_sink = job_.problem.sinks.defined();
     const double sink = has_sink ? job_.problem.sinks.data<float>()[job_.head] : -kInfinity;
     for (std::int64_t r = 0; r < count_; ++r) {
       Result& result = results_[r];
       result = {};
-      const double total = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, total_.get() + r * lanes_)));
+      const double total = sum_of(total_.get() + r * lanes_);
       result.sees = total != 0;  // NaN sees
       if (!result.sees) continue;
       const double top_score = double{maximum_[r]} * unit_;
       const double reference = std::max(top_score, sink);
       const double factor = has_sink ? std::exp(top_score - reference) : 1.0;
       const double sink_part = has_sink ? std::exp(sink - reference) : 0.0;
-      const double all = total * factor + sink_part;
-      result.lse = static_cast<float>(reference + std::log(all));
+      const double all = total * factor + sink_part, log_all = std::log(all);
+      result.lse = static_cast<float>(reference + log_all);
       result.factor = static_cast<float>(factor / all);
       if (!collect_) continue;
       // H = lse - sum p s, arranged so that large scores cancel before they are rounded.
-      const double weighted = sum_lanes(weighted_.get() + r * lanes_) * std::numbers::ln2;
-      result.entropy = static_cast<float>(std::log(all) + (reference - top_score) +
+      const double weighted = std::numbers::ln2 * sum_of(weighted_.get() + r * lanes_);
+      result.entropy = static_cast<float>(log_all + (reference - top_score) +
                                           (sink_part == 0 ? 0.0 : top_score * sink_part / all) -
                                           weighted * factor / all);
     }
@@ -173,13 +174,18 @@ class SoftmaxRows {
   BlockSums block_sums() const {
     BlockSums sums;
     sums.max_logit = scorer_.max_logit();
+    float last_visible = 0, log_visible = 0;
     for (std::int64_t r = 0; r < count_; ++r) {
       const Result& result = results_[r];
       if (scorer_.is_plain()) sums.max_logit = std::max(sums.max_logit, maximum_[r] * unit_);
       if (!result.sees) continue;
       sums.rows += 1;
       sums.entropy += result.entropy;
-      if (visible_[r] > 1) sums.entropy_relative += result.entropy / std::log(visible_[r]);
+      if (visible_[r] != last_visible) {  // mostly the same, or one more than in the row before
+        last_visible = visible_[r];
+        log_visible = std::log(last_visible);
+      }
+      if (visible_[r] > 1) sums.entropy_relative += result.entropy / log_visible;
       if (result.factor > 0.99f) sums.saturated += 1;
     }
     sums.pairs = pairs_;
@@ -197,8 +203,11 @@ class SoftmaxRows {
     float lse = 0, factor = 0, entropy = 0;
   };
 
-  template <class T>
-  static double sum_lanes(const T* lanes) {
+  static HWY_INLINE double sum_of(const float* lanes) {
+    const D d;
+    return hn::GetLane(hn::SumOfLanes(d, hn::Load(d, lanes)));
+  }
+  static double sum_lanes(const double* lanes) {
     double sum = 0;
     for (std::size_t i = 0; i < hn::Lanes(D()); ++i) sum += lanes[i];
     return sum;
@@ -214,10 +223,18 @@ class SoftmaxRows {
     return hn::GetLane(hn::MaxOfLanes(d, hn::Max(a, b)));
   }
 
-  static std::int64_t find(const float* row, float value) {
-    std::int64_t j = 0;
-    while (row[j] != value) ++j;
-    return j;
+  // The first column that holds `value`. Without a branch: where it stands is anyone's guess.
+  static std::int64_t find(const float* row, std::int64_t columns, float value) {
+    const D d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    const V wanted = hn::Set(d, value), step = hn::Set(d, static_cast<float>(lanes));
+    V first = hn::Set(d, static_cast<float>(columns)), column = hn::Iota(d, 0);
+    for (std::int64_t j = 0; j < columns; j += lanes) {
+      const auto here = hn::Eq(hn::LoadU(d, row + j), wanted);
+      first = hn::Min(first, hn::IfThenElse(here, column, first));
+      column = hn::Add(column, step);
+    }
+    return static_cast<std::int64_t>(hn::GetLane(hn::MinOfLanes(d, first)));
   }
 
   // factor = 2^(old - new) for what has been summed so far; shift = the new maximum, or 0 in a row
@@ -251,13 +268,13 @@ class SoftmaxRows {
     }
   }
 
-  // Scores are summed relative to the mean of a row, so that a common offset does not eat the
-  // variance.
+  // Scores are summed relative to the mean of some of them, so that a common offset does
+  // not eat the variance.
   void choose_pivot(const TileScores& tile) {
     for (std::int64_t r = 0; r < count_ && !has_pivot_; ++r) {
       const float* row = tile.scores + r * tile.stride;
       double sum = 0, pairs = 0;
-      for (std::int64_t j = 0; j < tile.keys; ++j) {
+      for (std::int64_t j = 0; j < tile.keys && pairs < kPivotScores; ++j) {
         if (row[j] == -kInfinity) continue;
         sum += row[j];
         pairs += 1;
@@ -288,7 +305,9 @@ class SoftmaxRows {
     [[maybe_unused]] V sum = hn::Zero(d), squares = hn::Zero(d);
     [[maybe_unused]] const V pivot = hn::Set(d, pivot_);
     [[maybe_unused]] std::size_t seen = 0;
-    const bool statistics = kStatistics && collect_;
+    const bool statistics = kStatistics && collect_, partial = tile.partial;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    const std::int64_t columns = tile.columns;
     if (kExtras && job_.problem.dropout > 0) {
       dropout_row(job_.problem, job_.sequence, job_.head, rows_[r], tile.first_key,
                   tile.columns, keep_.get());
@@ -296,16 +315,17 @@ class SoftmaxRows {
     const auto weigh_vector = [&](std::int64_t j) HWY_ATTR {
       const V s = hn::LoadU(d, row + j);
       const V t = hn::Mul(hn::Sub(s, shift), scale);
-      V p = exp2_fast(d, t);
+      V p = exp2_fast<kNarrow ? 4 : 5>(d, t);
       total = hn::Add(total, p);
       if (statistics) {
-        weighted = hn::MulAdd(p, max_keeping_nan(hn::Set(d, -200.0f), t), weighted);
-        V centred = hn::Sub(s, pivot);
-        if (tile.partial) {
+        V centred = hn::Sub(s, pivot), exponent = t;
+        if (partial) {  // where -inf would make NaN of both sums
           const auto hidden = hn::Eq(s, hn::Set(d, -kInfinity));
-          seen += static_cast<std::size_t>(lanes_) - hn::CountTrue(d, hidden);
+          seen += static_cast<std::size_t>(lanes) - hn::CountTrue(d, hidden);
           centred = hn::IfThenZeroElse(hidden, centred);
+          exponent = hn::IfThenZeroElse(hidden, exponent);
         }
+        weighted = hn::MulAdd(p, exponent, weighted);
         sum = hn::Add(sum, centred);
         squares = hn::MulAdd(centred, centred, squares);
       }
@@ -318,12 +338,12 @@ class SoftmaxRows {
       return p;
     };
     if constexpr (kNarrow) {
-      for (std::int64_t j = 0; j < tile.columns; j += 2 * lanes_) {
-        const V low = weigh_vector(j), high = weigh_vector(j + lanes_);
+      for (std::int64_t j = 0; j < columns; j += 2 * lanes) {
+        const V low = weigh_vector(j), high = weigh_vector(j + lanes);
         store_narrow(low, high, tile.narrow + r * tile.stride + j);
       }
     } else {
-      for (std::int64_t j = 0; j < tile.columns; j += lanes_) {
+      for (std::int64_t j = 0; j < columns; j += lanes) {
         hn::StoreU(weigh_vector(j), d, row + j);
       }
     }
@@ -331,7 +351,7 @@ class SoftmaxRows {
     if (!statistics) return;
     float* sum_to = weighted_.get() + r * lanes_;
     hn::Store(hn::MulAdd(hn::Load(d, sum_to), factor, weighted), d, sum_to);
-    const std::int64_t count = tile.partial ? static_cast<std::int64_t>(seen) : tile.keys;
+    const std::int64_t count = partial ? static_cast<std::int64_t>(seen) : tile.keys;
     visible_[r] += static_cast<float>(count);
     pairs_ += static_cast<double>(count);
     add_lanes(sum, moment1_);
@@ -379,7 +399,7 @@ class SoftmaxRows {
   const std::int64_t* rows_ = nullptr;
   std::int64_t count_ = 0;
   std::int64_t lanes_;
-  bool collect_;
+  bool collect_, find_top_;
   float unit_, to_log2_;  // from what the tile holds to scores, and to their base-2 logarithm
   Scratch<float> maximum_, factor_, shift_;  // per row
   Scratch<float> total_, weighted_;          // per row and lane: sum of p, sum of p log2 p'
