@@ -176,8 +176,7 @@ class Block {
                       // Columns past the last key are computed as hidden, up to whole vectors.
                       .columns = std::min(stride, round_up(count, 32)),
                       .partial = kind == TileKind::partial || round_up(count, 32) != count,
-                      .kept = keeps_weights_ ? kept_.get() : nullptr,
-                      .kept_stride = kept_stride_};
+                      .kept = keeps_weights_ ? kept_tile(kept_first_.size()) : nullptr};
     softmax_.step(scores, started_ ? sums_.get() : nullptr, o_stride_);
     if (keeps_weights_) note_maxima(first);
     if (!has_values_) return;
@@ -222,10 +221,14 @@ class Block {
   // Weights are final only when the last tile has been seen. Until then each tile's are kept
   // relative to the maximum of its time: O(rows of a block x S), not S x S.
   void prepare_kept_weights() {
-    kept_stride_ = round_up(sequence_.k_rows, 32);
-    if (kept_.get() == nullptr) kept_ = Scratch<float>(rows_ * kept_stride_);
+    const std::int64_t tiles = (sequence_.k_visible + engine_.tile_keys - 1) / engine_.tile_keys;
+    if (kept_.get() == nullptr) kept_ = Scratch<float>(tiles * rows_ * engine_.tile_keys);
     kept_max_.clear();
     kept_first_.clear();
+  }
+  // Tile by tile, so that what is read together lies together.
+  float* kept_tile(std::size_t t) const {
+    return kept_.get() + static_cast<std::int64_t>(t) * rows_ * engine_.tile_keys;
   }
   void note_maxima(std::int64_t first_key) {
     kept_first_.push_back(first_key);
@@ -239,9 +242,11 @@ class Block {
       for (std::int64_t r = 0; r < count_; ++r) {
         factors[r] = softmax_.final_factor(r, kept_max_[t * count_ + r]);
       }
-      if (job_.received != nullptr) add_received(first, count, factors.get());
+      if (job_.received != nullptr) {
+        add_received(kept_tile(t), count, factors.get(), job_.received + first);
+      }
       for (std::int64_t r = 0; r < count_ && job_.weights != nullptr; ++r) {
-        const float* from = kept_.get() + r * kept_stride_ + first;
+        const float* from = kept_tile(t) + r * engine_.tile_keys;
         float* to = job_.weights + (first_row_ + r) * job_.weights_stride + first;
         for (std::int64_t j = 0; j < count; ++j) to[j] = from[j] == 0 ? 0 : from[j] * factors[r];
       }
@@ -249,22 +254,20 @@ class Block {
   }
   // received += the sum over rows, a vector of keys at a time. A weight of 0 stays 0 even in a row
   // whose factor is NaN.
-  void add_received(std::int64_t first, std::int64_t count, const float* factors) {
+  void add_received(const float* kept, std::int64_t count, const float* factors, float* received) {
     const hn::ScalableTag<float> d;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    HWY_ALIGN float sums[hn::MaxLanes(d)];
-    for (std::int64_t j = 0; j < count; j += lanes) {
-      const float* from = kept_.get() + first + j;
-      auto sum = hn::Zero(d);
-      for (std::int64_t r = 0; r < count_; ++r, from += kept_stride_) {
-        const auto p = hn::LoadU(d, from);
-        const auto share = hn::Mul(p, hn::Set(d, factors[r]));
-        sum = hn::Add(sum, hn::IfThenZeroElse(hn::Eq(p, hn::Zero(d)), share));
+    const Scratch<float> sums(engine_.tile_keys);
+    std::fill_n(sums.get(), engine_.tile_keys, 0.0f);
+    for (std::int64_t r = 0; r < count_; ++r, kept += engine_.tile_keys) {
+      const auto factor = hn::Set(d, factors[r]);
+      for (std::int64_t j = 0; j < count; j += lanes) {
+        const auto p = hn::LoadU(d, kept + j);
+        const auto share = hn::IfThenZeroElse(hn::Eq(p, hn::Zero(d)), hn::Mul(p, factor));
+        hn::StoreU(hn::Add(hn::LoadU(d, sums.get() + j), share), d, sums.get() + j);
       }
-      hn::Store(sum, d, sums);
-      const std::int64_t end = std::min(lanes, count - j);
-      for (std::int64_t i = 0; i < end; ++i) job_.received[first + j + i] += sums[i];
     }
+    for (std::int64_t j = 0; j < count; ++j) received[j] += sums[j];
   }
 
   void finish() {
@@ -304,7 +307,6 @@ class Block {
   Scratch<float> sums_;  // of p v, relative to the running maximum
   SoftmaxRows softmax_;
   Scratch<float> kept_;
-  std::int64_t kept_stride_ = 0;
   std::vector<float> kept_max_;
   std::vector<std::int64_t> kept_first_;
 };

@@ -28,7 +28,6 @@ struct TileScores {
   std::int64_t first_key, keys, columns;  // columns >= keys, whole vectors
   bool partial;                           // some pair is hidden
   float* kept;                            // a copy of the weights before dropout, or null
-  std::int64_t kept_stride;
 };
 
 class SoftmaxRows {
@@ -333,7 +332,7 @@ class SoftmaxRows {
       }
       if constexpr (kExtras) {
         if (tile.kept != nullptr) {
-          hn::StoreU(p, d, tile.kept + r * tile.kept_stride + tile.first_key + j);
+          hn::StoreU(p, d, tile.kept + r * tile.stride + j);
         }
         if (job_.problem.dropout > 0) p = hn::Mul(p, hn::LoadU(d, keep_.get() + j));
       }
