@@ -24,9 +24,9 @@ enum class Align : std::uint8_t {
 
 // Who sees whom. Parts combine by "and"; a default Mask hides nothing.
 struct Mask {
-  bool causal_part = false;              // j <= i + o
-  std::int64_t left = -1;                // i + o - left <= j, -1 = unbounded
-  std::int64_t right = -1;               // j <= i + o + right, -1 = unbounded
+  bool causal_part = false;  // j <= i + o
+  std::int64_t left = -1;    // i + o - left <= j, -1 = unbounded
+  std::int64_t right = -1;   // j <= i + o + right, -1 = unbounded
   Align align = Align::bottom_right;
   std::optional<std::int64_t> offset{};  // o itself, instead of `align`; may be negative
   Tensor offset_per_sequence{};          // i32 [B]: one o per sequence, instead of `align`
@@ -54,9 +54,9 @@ struct Mask {
 
 // What is added to the scores: at most one kind.
 struct Bias {
-  Tensor values{};      // floating, broadcastable to [B, H, Sq, Sk]; -inf hides
-  Tensor slopes{};      // ALiBi: f32 [H] or [B, H]; bias_ij = -slope_h * |i + o - j|
-  Tensor table{};       // relative positions: f32 [buckets, H], as in T5; row = bucket(j - (i + o))
+  Tensor values{};  // floating, broadcastable to [B, H, Sq, Sk]; -inf hides
+  Tensor slopes{};  // ALiBi: f32 [H] or [B, H]; bias_ij = -slope_h * |i + o - j|
+  Tensor table{};   // relative positions: f32 [buckets, H], as in T5; row = bucket(j - (i + o))
   bool bidirectional = true;        // of the table: half of the buckets for keys after the query
   std::int64_t max_distance = 128;  // of the table: beyond it all distances share a bucket
   bool gradient = true;             // false: backward skips dbias (an additive mask needs none)
@@ -142,8 +142,7 @@ AttentionForward attention_forward(const Tensor& q, const Tensor& k, const Tenso
                                    const AttentionOptions& options = {});
 // `forward` and `options` are those of the forward call; p is recomputed, memory is O(S).
 AttentionGrads attention_backward(const AttentionOutputGrads& grads, const Tensor& q,
-                                  const Tensor& k, const Tensor& v,
-                                  const AttentionForward& forward,
+                                  const Tensor& k, const Tensor& v, const AttentionForward& forward,
                                   const AttentionOptions& options = {});
 
 // What attention_weights writes. Everything by default; choose before looking at a long input.

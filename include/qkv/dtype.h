@@ -24,8 +24,8 @@ struct bf16 {
   explicit bf16(float value) {
     const auto word = std::bit_cast<std::uint32_t>(value);
     const bool is_nan = (word & 0x7fffffffu) > 0x7f800000u;
-    bits = static_cast<std::uint16_t>(
-        is_nan ? (word >> 16) | 0x40u : (word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
+    bits = static_cast<std::uint16_t>(is_nan ? (word >> 16) | 0x40u
+                                             : (word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
   }
   explicit operator float() const { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 };

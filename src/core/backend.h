@@ -26,7 +26,8 @@ class Backend {
   virtual void attention_forward(const AttentionProblem& problem, const AttentionResults& out) = 0;
   virtual void attention_backward(const AttentionProblem& problem,
                                   const AttentionBackward& tensors) = 0;
-  virtual void attention_weights(const AttentionProblem& problem, const AttentionWeights& wanted) = 0;
+  virtual void attention_weights(const AttentionProblem& problem,
+                                 const AttentionWeights& wanted) = 0;
 };
 
 // The backend of a device, made on first use; Error when this build or machine has none.

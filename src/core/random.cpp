@@ -25,9 +25,9 @@ Tensor fill_by_four(const Shape& shape, DType dtype, std::uint64_t seed, std::ui
       const std::int64_t end = std::min(count, (block + 1) * kBlock);
       for (std::int64_t i = block * kBlock; i < end; i += 4) {
         const std::uint64_t counter = first + static_cast<std::uint64_t>(i / 4);
-        const auto words = philox_words({static_cast<std::uint32_t>(counter),
-                                         static_cast<std::uint32_t>(counter >> 32), 0, 0},
-                                        seed);
+        const auto words = philox_words(
+            {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},
+            seed);
         const std::array<float, 4> values = draw(words);
         for (std::int64_t j = i; j < std::min(end, i + 4); ++j) data[j] = T(values[j - i]);
       }

@@ -126,8 +126,7 @@ Tensor Tensor::wrap(void* data, const Shape& shape, DType dtype,
   Tensor tensor;
   const auto bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
   auto context = std::make_unique<std::shared_ptr<const void>>(std::move(owner));
-  tensor.storage_ =
-      std::make_shared<Storage>(data, bytes, kCpu, release_owner, context.get());
+  tensor.storage_ = std::make_shared<Storage>(data, bytes, kCpu, release_owner, context.get());
   static_cast<void>(context.release());  // the storage has it now
   tensor.shape_ = shape;
   tensor.strides_ = row_major_strides(shape);

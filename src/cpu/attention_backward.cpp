@@ -39,12 +39,10 @@ class Backward {
       normalise_rows(at / problem_.heads, at % problem_.heads);
     });
     plan();
-    parallel_for(static_cast<std::int64_t>(chunks_.size()), [&](std::int64_t at) {
-      run_gradient_chunk(in_, chunks_[at]);
-    });
-    parallel_for(sequences * problem_.heads, [&](std::int64_t at) {
-      store_queries(at / problem_.heads, at % problem_.heads);
-    });
+    parallel_for(static_cast<std::int64_t>(chunks_.size()),
+                 [&](std::int64_t at) { run_gradient_chunk(in_, chunks_[at]); });
+    parallel_for(sequences * problem_.heads,
+                 [&](std::int64_t at) { store_queries(at / problem_.heads, at % problem_.heads); });
     zero_hidden_keys();
     if (tensors_.dbias.defined()) bias_gradient();
     if (tensors_.dslopes.defined() || tensors_.dtable.defined()) diagonal_gradient();
@@ -105,21 +103,25 @@ class Backward {
     for (const AttentionSequence& s : problem_.sequences) {
       const std::int64_t tiles = blocks(s.k_visible, kGradientKeys);
       const std::int64_t count =
-          tiles == 0 ? 0 : std::clamp<std::int64_t>(blocks(kTasks, std::max<std::int64_t>(pairs, 1)), 1, tiles);
+          tiles == 0 ? 0
+                     : std::clamp<std::int64_t>(blocks(kTasks, std::max<std::int64_t>(pairs, 1)), 1,
+                                                tiles);
       const std::int64_t step = count == 0 ? 1 : blocks(tiles, count);
       parts_.push_back(count == 0 ? 0 : blocks(tiles, step));
       steps_.push_back(step * kGradientKeys);
       dq_at_.push_back(dq_size);
       diagonal_at_.push_back(diagonal_size);
       dq_size += parts_.back() * problem_.heads * s.q_rows * problem_.head_size;
-      diagonal_size += parts_.back() * problem_.heads * std::max<std::int64_t>(s.q_rows + s.k_rows - 1, 0);
+      diagonal_size +=
+          parts_.back() * problem_.heads * std::max<std::int64_t>(s.q_rows + s.k_rows - 1, 0);
     }
     dq_ = Scratch<float>(std::max<std::int64_t>(dq_size, 1));
     if (diagonal) {
       diagonals_ = Scratch<double>(std::max<std::int64_t>(diagonal_size, 1));
       std::fill_n(diagonals_.get(), diagonal_size, 0.0);
     }
-    for (std::size_t b = 0; b < problem_.sequences.size(); ++b) add_chunks(static_cast<std::int64_t>(b));
+    for (std::size_t b = 0; b < problem_.sequences.size(); ++b)
+      add_chunks(static_cast<std::int64_t>(b));
   }
 
   void add_chunks(std::int64_t b) {
@@ -128,8 +130,12 @@ class Backward {
       for (std::int64_t part = 0; part < parts_[b]; ++part) {
         const std::int64_t first = part * steps_[b];
         const std::int64_t head = key_head * problem_.group();
-        GradientChunk chunk{b, key_head, first, std::min(steps_[b], s.k_visible - first),
-                            dq_part(b, head, part), nullptr};
+        GradientChunk chunk{b,
+                            key_head,
+                            first,
+                            std::min(steps_[b], s.k_visible - first),
+                            dq_part(b, head, part),
+                            nullptr};
         if (diagonals_.get() != nullptr) chunk.diagonals = diagonal_part(b, head, part);
         chunks_.push_back(chunk);
       }
@@ -156,8 +162,8 @@ class Backward {
       std::fill_n(zeros.get(), s.q_rows * size, 0.0f);
       return store_gradient(zeros.get(), 1, 0, s.q_rows, size, 1, to);
     }
-    store_gradient(dq_part(b, head, 0), parts_[b], problem_.heads * s.q_rows * size, s.q_rows,
-                   size, problem_.scale, to);
+    store_gradient(dq_part(b, head, 0), parts_[b], problem_.heads * s.q_rows * size, s.q_rows, size,
+                   problem_.scale, to);
   }
 
   // Keys beyond a sequence's length belong to no chunk.
@@ -214,7 +220,8 @@ class Backward {
       }
       float* out = to.data<float>() + batch_range.begin * (to.size(0) == 1 ? 0 : to.stride(0)) +
                    head_range.begin * (to.size(1) == 1 ? 0 : to.stride(1));
-      const std::int64_t row = row_range.begin * kGradientRows, key = key_range.begin * kGradientKeys;
+      const std::int64_t row = row_range.begin * kGradientRows,
+                         key = key_range.begin * kGradientKeys;
       for (std::int64_t i = 0; i < (sum_rows ? 1 : std::min(kGradientRows, rows - row)); ++i) {
         for (std::int64_t j = 0; j < (sum_keys ? 1 : std::min(kGradientKeys, keys - key)); ++j) {
           out[(sum_rows ? 0 : row + i) * to.stride(2) + (sum_keys ? 0 : key + j)] =
@@ -240,7 +247,8 @@ class Backward {
 
   // d slope = -sum of ds |j - (i + o)|; d table[bucket] = sum of ds over the bucket's diagonals.
   void diagonal_gradient() const {
-    std::vector<double> table(static_cast<std::size_t>(tensors_.dtable.defined() ? tensors_.dtable.numel() : 0));
+    std::vector<double> table(
+        static_cast<std::size_t>(tensors_.dtable.defined() ? tensors_.dtable.numel() : 0));
     const Tensor& slopes = tensors_.dslopes;
     std::vector<double> by_slope(static_cast<std::size_t>(slopes.defined() ? slopes.numel() : 0));
     for (std::size_t b = 0; b < problem_.sequences.size(); ++b) {

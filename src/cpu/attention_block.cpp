@@ -57,8 +57,7 @@ void pack_rows(const AttentionEngine& engine, const Rows& rows, std::int64_t cou
 inline bool values_as_rows(const AttentionProblem& problem, const AttentionEngine& engine) {
   const Tensor& v = problem.v;
   return engine.takes_rows && v.dtype() == engine.operand && v.stride(3) == 1 &&
-         v.size(3) % engine.column_multiple == 0 && v.stride(2) > 0 &&
-         v.stride(2) <= 2 * v.size(3);
+         v.size(3) % engine.column_multiple == 0 && v.stride(2) > 0 && v.stride(2) <= 2 * v.size(3);
 }
 
 void pack_tile_target(const AttentionProblem& problem, const AttentionEngine& engine,
@@ -102,7 +101,8 @@ class Block {
         sequence_(job.problem.sequences[job.sequence]),
         rows_(round_up(std::min(job.count, job.engine.tile_rows), job.engine.row_multiple)),
         q_stride_(round_up(problem_.head_size, engine_.depth_multiple)),
-        o_stride_(round_up(std::max<std::int64_t>(problem_.value_size, 1), engine_.column_multiple)),
+        o_stride_(
+            round_up(std::max<std::int64_t>(problem_.value_size, 1), engine_.column_multiple)),
         has_values_(job.packed.values != nullptr),
         keeps_weights_(job.received != nullptr || job.weights != nullptr),
         queries_(rows_ * q_stride_ * item()),
@@ -122,8 +122,8 @@ class Block {
     started_ = false;
     const KeyInterval reach = job_.mask.reach();
     if (keeps_weights_) prepare_kept_weights();
-    for (std::int64_t tile = reach.begin / engine_.tile_keys;
-         tile * engine_.tile_keys < reach.end; ++tile) {
+    for (std::int64_t tile = reach.begin / engine_.tile_keys; tile * engine_.tile_keys < reach.end;
+         ++tile) {
       const std::int64_t first = tile * engine_.tile_keys;
       // Keys past the reach of the block are not computed: half a tile on a causal diagonal.
       const std::int64_t count = std::min(engine_.tile_keys, reach.end - first);
@@ -164,10 +164,10 @@ class Block {
 
   void run_tile(std::int64_t tile, std::int64_t first, std::int64_t count, TileKind kind) {
     const std::int64_t stride = engine_.tile_keys;
-    engine_.multiply(q_rows_, q_rows_stride_,
-                     {job_.packed.keys + tile * job_.packed.key_bytes, engine_.tile_keys,
-                      problem_.head_size},
-                     scores_.get(), stride, {count_, count, problem_.head_size}, false);
+    engine_.multiply(
+        q_rows_, q_rows_stride_,
+        {job_.packed.keys + tile * job_.packed.key_bytes, engine_.tile_keys, problem_.head_size},
+        scores_.get(), stride, {count_, count, problem_.head_size}, false);
     TileScores scores{.scores = scores_.get(),
                       .narrow = is_bf16() ? narrow_.get() : nullptr,
                       .stride = stride,
@@ -209,8 +209,9 @@ class Block {
       if (all_finite(value.get(), size)) continue;
       for (std::int64_t r = 0; r < count_; ++r) {
         if (!softmax_.sees(r, j)) continue;
-        const float p = tile.narrow != nullptr ? static_cast<float>(tile.narrow[r * tile.stride + j])
-                                               : tile.scores[r * tile.stride + j];
+        const float p = tile.narrow != nullptr
+                            ? static_cast<float>(tile.narrow[r * tile.stride + j])
+                            : tile.scores[r * tile.stride + j];
         for (std::int64_t i = 0; i < size; ++i) {
           if (!std::isfinite(value[i])) sums_[r * o_stride_ + i] += p * value[i];
         }
@@ -231,21 +232,38 @@ class Block {
     for (std::int64_t r = 0; r < count_; ++r) kept_max_.push_back(softmax_.maximum(r));
   }
   void hand_out_weights() {
+    const Scratch<float> factors(count_);
     for (std::size_t t = 0; t < kept_first_.size(); ++t) {
       const std::int64_t first = kept_first_[t];
       const std::int64_t count = std::min(engine_.tile_keys, job_.mask.reach().end - first);
       for (std::int64_t r = 0; r < count_; ++r) {
-        const float factor = softmax_.final_factor(r, kept_max_[t * count_ + r]);
-        const float* from = kept_.get() + r * kept_stride_ + first;
-        if (job_.received != nullptr) {
-          float* to = job_.received + first;
-          for (std::int64_t j = 0; j < count; ++j) to[j] += from[j] == 0 ? 0 : from[j] * factor;
-        }
-        if (job_.weights != nullptr) {
-          float* to = job_.weights + (first_row_ + r) * job_.weights_stride + first;
-          for (std::int64_t j = 0; j < count; ++j) to[j] = from[j] == 0 ? 0 : from[j] * factor;
-        }
+        factors[r] = softmax_.final_factor(r, kept_max_[t * count_ + r]);
       }
+      if (job_.received != nullptr) add_received(first, count, factors.get());
+      for (std::int64_t r = 0; r < count_ && job_.weights != nullptr; ++r) {
+        const float* from = kept_.get() + r * kept_stride_ + first;
+        float* to = job_.weights + (first_row_ + r) * job_.weights_stride + first;
+        for (std::int64_t j = 0; j < count; ++j) to[j] = from[j] == 0 ? 0 : from[j] * factors[r];
+      }
+    }
+  }
+  // received += the sum over rows, a vector of keys at a time. A weight of 0 stays 0 even in a row
+  // whose factor is NaN.
+  void add_received(std::int64_t first, std::int64_t count, const float* factors) {
+    const hn::ScalableTag<float> d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    HWY_ALIGN float sums[hn::MaxLanes(d)];
+    for (std::int64_t j = 0; j < count; j += lanes) {
+      const float* from = kept_.get() + first + j;
+      auto sum = hn::Zero(d);
+      for (std::int64_t r = 0; r < count_; ++r, from += kept_stride_) {
+        const auto p = hn::LoadU(d, from);
+        const auto share = hn::Mul(p, hn::Set(d, factors[r]));
+        sum = hn::Add(sum, hn::IfThenZeroElse(hn::Eq(p, hn::Zero(d)), share));
+      }
+      hn::Store(sum, d, sums);
+      const std::int64_t end = std::min(lanes, count - j);
+      for (std::int64_t i = 0; i < end; ++i) job_.received[first + j + i] += sums[i];
     }
   }
 
@@ -320,8 +338,8 @@ PackedTiles packed_sizes(const AttentionProblem& problem, const AttentionEngine&
   PackedTiles sizes;
   sizes.key_bytes =
       round_up(round_up(problem.head_size, engine.depth_multiple) * engine.tile_keys * item, 64);
-  sizes.value_bytes = round_up(
-      round_up(problem.value_size, engine.column_multiple) * engine.tile_keys * item, 64);
+  sizes.value_bytes =
+      round_up(round_up(problem.value_size, engine.column_multiple) * engine.tile_keys * item, 64);
   return sizes;
 }
 

@@ -18,7 +18,7 @@ namespace qkv::cpu {
 struct PackedTiles {
   std::int64_t key_bytes = 0, value_bytes = 0;  // of one tile
   std::byte* keys = nullptr;
-  std::byte* values = nullptr;           // null when only weights are wanted
+  std::byte* values = nullptr;            // null when only weights are wanted
   std::uint8_t* values_finite = nullptr;  // per tile; what is not finite is packed as 0
 };
 

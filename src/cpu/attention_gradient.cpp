@@ -210,8 +210,8 @@ class RowBlock {
       if (has_dropout) change = hn::Mul(change, hn::LoadU(d, keep_.get() + j));
       change = hn::Sub(change, minus);
       if (has_entropy) {
-        change = hn::NegMulAdd(
-            hn::Set(d, dentropy), hn::Sub(hn::Mul(raw, unit), hn::Set(d, mean_score)), change);
+        change = hn::NegMulAdd(hn::Set(d, dentropy),
+                               hn::Sub(hn::Mul(raw, unit), hn::Set(d, mean_score)), change);
       }
       hn::StoreU(hn::IfThenZeroElse(hidden, hn::Mul(p, change)), d, ds_row + j);
       if (has_dropout) p = hn::Mul(p, hn::LoadU(d, keep_.get() + j));
@@ -329,8 +329,8 @@ void row_products_target(const AttentionProblem& problem, const AttentionBackwar
     for (std::int64_t j = 0; j < size; ++j) {
       HWY_UNROLL(8)
       for (std::int64_t r = 0; r < kAtOnce; ++r) {
-        sum[r] = hn::MulAdd(hn::LoadU(d, b.get() + r * size + j), hn::LoadU(d, a.get() + r * size + j),
-                            sum[r]);
+        sum[r] = hn::MulAdd(hn::LoadU(d, b.get() + r * size + j),
+                            hn::LoadU(d, a.get() + r * size + j), sum[r]);
       }
     }
     for (std::int64_t r = 0; r < count; ++r) to[i + r] = hn::GetLane(sum[r]);

@@ -28,7 +28,7 @@ struct GradientInputs {
 struct GradientChunk {
   std::int64_t sequence, key_head;
   std::int64_t first_key, keys;
-  float* dq;         // [group, q_rows, D]: this chunk's part
+  float* dq;          // [group, q_rows, D]: this chunk's part
   double* diagonals;  // [group, diagonals]: sums of ds along diagonals, or null
 };
 void run_gradient_chunk(const GradientInputs& in, const GradientChunk& chunk);

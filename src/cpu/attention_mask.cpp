@@ -46,7 +46,8 @@ void BlockMask::set_rows(std::int64_t head, const std::int64_t* rows, std::int64
     end = std::max<std::int64_t>(end, 0);
     KeyInterval seen{0, end};
     const bool unbound = !global_count_.empty() && is_global(position);
-    if (problem_.left >= 0 && !unbound) seen.begin = std::max<std::int64_t>(0, position - problem_.left);
+    if (problem_.left >= 0 && !unbound)
+      seen.begin = std::max<std::int64_t>(0, position - problem_.left);
     if (problem_.right >= 0 && !unbound) seen.end = std::min(end, position + problem_.right + 1);
     if (seen.end <= seen.begin) seen = {0, 0};
     intervals_[r] = seen;
@@ -119,7 +120,8 @@ void BlockMask::write_bytes(std::int64_t r, std::int64_t key_begin, std::int64_t
                       head_ * allowed.stride(1) + rows_[r] * allowed.stride(2);
     const std::int64_t stride = allowed.stride(3);
     for (std::int64_t j = key_begin; j < key_end; ++j) {
-      visible[j - key_begin] = static_cast<std::uint8_t>(visible[j - key_begin] & (row[j * stride] ? 1 : 0));
+      visible[j - key_begin] =
+          static_cast<std::uint8_t>(visible[j - key_begin] & (row[j * stride] ? 1 : 0));
     }
   }
 }

@@ -54,10 +54,10 @@ void dropout_row(const AttentionProblem& problem, std::int64_t sequence, std::in
   const std::uint32_t threshold = dropout_threshold(problem.dropout);
   const float kept = 1 / (1 - problem.dropout);
   for (std::int64_t j = 0; j < count; j += 4) {
-    const auto words = philox_words(
-        {static_cast<std::uint32_t>((begin + j) / 4), static_cast<std::uint32_t>(row),
-         static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(sequence)},
-        problem.seed);
+    const auto words =
+        philox_words({static_cast<std::uint32_t>((begin + j) / 4), static_cast<std::uint32_t>(row),
+                      static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(sequence)},
+                     problem.seed);
     for (int i = 0; i < 4; ++i) keep[j + i] = words[i] >= threshold ? kept : 0.0f;
   }
 }

@@ -17,8 +17,7 @@ void pool(const AttentionWeights& wanted, const float* weights, std::int64_t key
   const std::int64_t columns = wanted.weights.size(3);
   for (std::int64_t r = 0; r < count; ++r, weights += keys) {
     const std::int64_t block = (first + r) / wanted.pool_rows;
-    const std::int64_t in_block =
-        std::min(wanted.pool_rows, rows - block * wanted.pool_rows);
+    const std::int64_t in_block = std::min(wanted.pool_rows, rows - block * wanted.pool_rows);
     const double share = 1.0 / static_cast<double>(in_block);
     double* row = to + block * columns;
     if (wanted.pool_keys == 1) {
@@ -56,8 +55,9 @@ void attention_weights(const AttentionProblem& problem, const AttentionWeights& 
     for (std::int64_t first = 0; first < rows; first += engine.tile_rows) {
       const std::int64_t count = std::min(engine.tile_rows, rows - first);
       std::fill_n(block.get(), count * s.k_rows, 0.0f);
-      BlockJob job{problem, engine, packed, mask, diagonal, sequence, head,
-                   wanted.rows.data() + first, count};
+      BlockJob job{problem,  engine,   packed, mask,
+                   diagonal, sequence, head,   wanted.rows.data() + first,
+                   count};
       job.weights = block.get();
       job.weights_stride = s.k_rows;
       run_blocks(job);

@@ -55,7 +55,8 @@ void for_each_run(const Tensor& x, const Tensor& y, Body body) {
 class CpuBackend final : public Backend {
  public:
   std::shared_ptr<Storage> allocate(std::size_t bytes) override {
-    const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + kAlignment - 1) & ~(kAlignment - 1);
+    const std::size_t rounded =
+        (std::max<std::size_t>(bytes, 1) + kAlignment - 1) & ~(kAlignment - 1);
     void* data = rounded < bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
     check(data != nullptr, "out of memory: {} bytes on cpu", bytes);
     return std::make_shared<Storage>(
@@ -73,14 +74,15 @@ class CpuBackend final : public Backend {
   void copy(const Tensor& from, Tensor& to) override {
     dispatch_all(from.dtype(), [&]<class From>() {
       dispatch_all(to.dtype(), [&]<class To>() {
-        for_each_run<From, To>(from, to, [](const From* a, To* b, std::int64_t count,
-                                            std::int64_t sa, std::int64_t sb) {
-          if (sa == 1 && sb == 1) {
-            std::transform(a, a + count, b, convert<To, From>);
-          } else {
-            for (std::int64_t i = 0; i < count; ++i) b[i * sb] = convert<To>(a[i * sa]);
-          }
-        });
+        for_each_run<From, To>(
+            from, to,
+            [](const From* a, To* b, std::int64_t count, std::int64_t sa, std::int64_t sb) {
+              if (sa == 1 && sb == 1) {
+                std::transform(a, a + count, b, convert<To, From>);
+              } else {
+                for (std::int64_t i = 0; i < count; ++i) b[i * sb] = convert<To>(a[i * sa]);
+              }
+            });
       });
     });
   }
@@ -93,8 +95,7 @@ class CpuBackend final : public Backend {
                           const AttentionBackward& tensors) override {
     cpu::attention_backward(problem, tensors);
   }
-  void attention_weights(const AttentionProblem& problem,
-                         const AttentionWeights& wanted) override {
+  void attention_weights(const AttentionProblem& problem, const AttentionWeights& wanted) override {
     cpu::attention_weights(problem, wanted);
   }
 };

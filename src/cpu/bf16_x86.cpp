@@ -215,8 +215,9 @@ QKV_AMX void multiply_tiles(const void* a, std::int64_t a_stride, const PackedOp
     for (std::int64_t i = 0; i < size.rows; i += 32) {
       const auto* left = static_cast<const bf16*>(a) + i * a_stride;
       const bool two_rows = i + 16 < size.rows;
-      const auto run = two_rows ? (two_columns ? tile_block<true, true> : tile_block<true, false>)
-                                : (two_columns ? tile_block<false, true> : tile_block<false, false>);
+      const auto run = two_rows
+                           ? (two_columns ? tile_block<true, true> : tile_block<true, false>)
+                           : (two_columns ? tile_block<false, true> : tile_block<false, false>);
       run(left, a_stride, right, stride, c + i * c_stride + j, c_stride, size.depth, accumulate);
     }
   }
@@ -255,7 +256,7 @@ constexpr AttentionEngine kTileEngine{.name = "amx",
                                       .depth_multiple = kDepth,
                                       .column_multiple = kPanel,
                                       .takes_rows = false,
-                                       .pack_transposed = pack_transposed,
+                                      .pack_transposed = pack_transposed,
                                       .pack = pack,
                                       .multiply = multiply_tiles,
                                       .begin = begin_tiles,
@@ -264,7 +265,8 @@ constexpr AttentionEngine kTileEngine{.name = "amx",
 }  // namespace
 
 const AttentionEngine* avx512_bf16_engine() {
-  static const bool runs = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw");
+  static const bool runs =
+      __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw");
   return runs ? &kDotEngine : nullptr;
 }
 

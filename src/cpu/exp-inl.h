@@ -93,8 +93,8 @@ HWY_INLINE V tanh_fast(D d, V x) {
   const V bounded = hn::Min(hn::Set(d, 10.0f), magnitude);  // tanh(10) == 1 in f32
   const V e = exp2_fast(d, hn::Mul(bounded, hn::Set(d, 2.8853900817779268f)));
   const V large = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(e, one)));
-  const V result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.625f)), small,
-                                  hn::CopySign(large, x));
+  const V result =
+      hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.625f)), small, hn::CopySign(large, x));
   return hn::IfThenElse(hn::Eq(x, x), result, x);  // NaN stays NaN
 }
 

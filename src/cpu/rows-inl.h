@@ -18,8 +18,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // Highway 1.0.3 emulates f16 where the target has no instruction for it, without infinities and NaN
 // (-inf becomes -65536) and without rounding; f16 itself has them, one at a time.
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || \
-    (HWY_ARCH_X86 && HWY_TARGET >= HWY_SSE4)
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || (HWY_ARCH_X86 && HWY_TARGET >= HWY_SSE4)
 inline constexpr bool kHalfByInstruction = false;
 #else
 inline constexpr bool kHalfByInstruction = true;

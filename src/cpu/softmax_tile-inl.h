@@ -84,7 +84,8 @@ class SoftmaxRows {
       const float largest = largest_of(row, tile.columns);
       // NaN compares false and is left to the weights: it becomes NaN there, in this row alone.
       shift_[r] = largest > maximum_[r] ? largest : maximum_[r];
-      if (find_top_ && largest > maximum_[r]) top_[r] = tile.first_key + find(row, tile.columns, largest);
+      if (find_top_ && largest > maximum_[r])
+        top_[r] = tile.first_key + find(row, tile.columns, largest);
     }
     update_factors();
     if (collect_ && !has_pivot_) choose_pivot(tile);
@@ -135,8 +136,9 @@ class SoftmaxRows {
   // From a weight kept when the maximum was `then` to the final one.
   float final_factor(std::int64_t r, float then) const {
     if (!results_[r].sees) return 0;
+    if (then == maximum_[r]) return results_[r].factor;  // mostly: maxima come early
     if (then == -kInfinity) return 0;
-    return static_cast<float>(std::exp((double{then} - maximum_[r]) * unit_)) * results_[r].factor;
+    return std::exp((then - maximum_[r]) * unit_) * results_[r].factor;
   }
 
   // Row r of out = its sums times the final factor; sums past `count` may be written.
@@ -309,13 +311,13 @@ class SoftmaxRows {
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
     const std::int64_t columns = tile.columns;
     if (kExtras && job_.problem.dropout > 0) {
-      dropout_row(job_.problem, job_.sequence, job_.head, rows_[r], tile.first_key,
-                  tile.columns, keep_.get());
+      dropout_row(job_.problem, job_.sequence, job_.head, rows_[r], tile.first_key, tile.columns,
+                  keep_.get());
     }
     const auto weigh_vector = [&](std::int64_t j) HWY_ATTR {
       const V s = hn::LoadU(d, row + j);
       const V t = hn::Mul(hn::Sub(s, shift), scale);
-      V p = exp2_fast<kNarrow ? 4 : 5>(d, t);
+      V p = exp2_fast < kNarrow ? 4 : 5 > (d, t);
       total = hn::Add(total, p);
       if (statistics) {
         V centred = hn::Sub(s, pivot), exponent = t;

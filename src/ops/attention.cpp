@@ -168,11 +168,11 @@ Tensor attention_weights(const Tensor& q, const Tensor& k, const AttentionOption
   wanted.pool_rows = selection.pool_rows;
   wanted.pool_keys = selection.pool_keys;
   const auto blocks = [](std::int64_t n, std::int64_t size) { return (n + size - 1) / size; };
-  wanted.weights = Tensor::zeros(
-      {problem.q.size(0), static_cast<std::int64_t>(wanted.heads.size()),
-       blocks(static_cast<std::int64_t>(wanted.rows.size()), wanted.pool_rows),
-       blocks(problem.k.size(2), wanted.pool_keys)},
-      {DType::f32, q.device()});
+  wanted.weights =
+      Tensor::zeros({problem.q.size(0), static_cast<std::int64_t>(wanted.heads.size()),
+                     blocks(static_cast<std::int64_t>(wanted.rows.size()), wanted.pool_rows),
+                     blocks(problem.k.size(2), wanted.pool_keys)},
+                    {DType::f32, q.device()});
   backend(q.device()).attention_weights(problem, wanted);
   return wanted.weights;
 }

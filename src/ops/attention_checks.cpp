@@ -39,8 +39,8 @@ void check_inputs(const char* op, const Tensor& q, const Tensor& k, const Tensor
   check(v->size(head) == k.size(head) && v->size(row) == k.size(row) &&
             (packed || v->size(0) == k.size(0)),
         "{}: v {} must have the batch, heads and length of k {}", op, v->shape(), k.shape());
-  check(v->size(-1) >= 1 && v->size(-1) <= kMaxHeadSize, "{}: the head size of v {} must be 1 to {}",
-        op, v->shape(), kMaxHeadSize);
+  check(v->size(-1) >= 1 && v->size(-1) <= kMaxHeadSize,
+        "{}: the head size of v {} must be 1 to {}", op, v->shape(), kMaxHeadSize);
 }
 
 // An i32 vector on the CPU side of the call, empty when the tensor is undefined.
@@ -151,8 +151,8 @@ void check_numbers(const char* op, const AttentionOptions& options) {
 
 void resolve_bias(const char* op, const Bias& bias, const Shape& pairs, bool packed,
                   AttentionProblem& problem) {
-  const int kinds = int{bias.values.defined()} + int{bias.slopes.defined()} +
-                    int{bias.table.defined()};
+  const int kinds =
+      int{bias.values.defined()} + int{bias.slopes.defined()} + int{bias.table.defined()};
   check(kinds <= 1, "{}: bias is a tensor, slopes or a table, not several", op);
   const Device device = problem.q.device();
   const auto on_device = [&](const char* name, const Tensor& x) {
@@ -163,18 +163,17 @@ void resolve_bias(const char* op, const Bias& bias, const Shape& pairs, bool pac
     on_device("bias", bias.values);
     check(is_floating(bias.values.dtype()), "{}: bias must be floating point, got {}", op,
           bias.values.dtype());
-    check(!packed, "{}: packed sequences take slopes or a table as bias, not a tensor",
-          op);
+    check(!packed, "{}: packed sequences take slopes or a table as bias, not a tensor", op);
     problem.bias = broadcast(op, "bias", bias.values, pairs);
   } else if (bias.slopes.defined()) {
     on_device("bias.slopes", bias.slopes);
     check(bias.slopes.dtype() == DType::f32, "{}: bias.slopes must be f32, got {}", op,
           bias.slopes.dtype());
     const auto batch = static_cast<std::int64_t>(problem.sequences.size());
-    check(bias.slopes.rank() <= 2 && bias.slopes.rank() >= 1 &&
-              bias.slopes.size(-1) == problem.heads,
-          "{}: bias.slopes must be [{}] or [{}, {}], got {}", op, problem.heads, batch,
-          problem.heads, bias.slopes.shape());
+    check(
+        bias.slopes.rank() <= 2 && bias.slopes.rank() >= 1 && bias.slopes.size(-1) == problem.heads,
+        "{}: bias.slopes must be [{}] or [{}, {}], got {}", op, problem.heads, batch, problem.heads,
+        bias.slopes.shape());
     problem.slopes = broadcast(op, "bias.slopes", bias.slopes, {batch, problem.heads});
   } else if (bias.table.defined()) {
     on_device("bias.table", bias.table);

@@ -125,9 +125,9 @@ std::int64_t relative_bucket(std::int64_t relative, std::int64_t buckets, bool b
   distance = std::max<std::int64_t>(distance, 0);
   const std::int64_t exact = buckets / 2;  // one bucket each; beyond, buckets grow as a logarithm
   if (distance < exact) return bucket + distance;
-  const float ratio = std::log(static_cast<float>(distance) / static_cast<float>(exact)) /
-                      static_cast<float>(std::log(static_cast<double>(max_distance) /
-                                                  static_cast<double>(exact)));
+  const float ratio =
+      std::log(static_cast<float>(distance) / static_cast<float>(exact)) /
+      static_cast<float>(std::log(static_cast<double>(max_distance) / static_cast<double>(exact)));
   const auto step = static_cast<std::int64_t>(ratio * static_cast<float>(buckets - exact));
   return bucket + std::min(exact + step, buckets - 1);
 }

@@ -104,8 +104,7 @@ Tensor concat(const std::vector<Tensor>& parts, int axis) {
   check(!parts.empty(), "concat: needs at least one tensor");
   const Tensor& first = parts.front();
   const int at = wrap_axis("concat", first, axis);
-  std::vector<std::int64_t> extents(first.shape().extents().begin(),
-                                    first.shape().extents().end());
+  std::vector<std::int64_t> extents(first.shape().extents().begin(), first.shape().extents().end());
   extents[at] = 0;
   for (const Tensor& part : parts) {
     check(part.rank() == first.rank() && part.dtype() == first.dtype() &&

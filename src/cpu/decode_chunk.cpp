@@ -1,0 +1,409 @@
+#include "cpu/decode_chunk.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <numeric>
+#include <vector>
+
+#include "core/dispatch.h"
+#include "cpu/attention_mask.h"
+#include "cpu/scratch.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/decode_chunk.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// after foreach_target
+#include "cpu/exp-inl.h"
+#include "cpu/rows-inl.h"
+#include "cpu/score_row-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace qkv::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class T>
+HWY_INLINE auto load_wide(const T* from) {
+  const hn::ScalableTag<float> d;
+  if constexpr (std::is_same_v<T, float>) {
+    return hn::LoadU(d, from);
+  } else if constexpr (std::is_same_v<T, f16> && !kHalfByInstruction) {
+    HWY_ALIGN float wide[hn::MaxLanes(d)];
+    for (std::size_t i = 0; i < hn::Lanes(d); ++i) wide[i] = static_cast<float>(from[i]);
+    return hn::Load(d, wide);
+  } else {
+    using Lane = std::conditional_t<std::is_same_v<T, bf16>, hwy::bfloat16_t, hwy::float16_t>;
+    const hn::Rebind<Lane, decltype(d)> narrow;
+    return hn::PromoteTo(d, hn::LoadU(narrow, reinterpret_cast<const Lane*>(from)));
+  }
+}
+
+// scores[i][j] = q_i . k_j for kRows rows and two keys: the keys are read once for all rows.
+template <int kRows, class T>
+HWY_INLINE void score_two_keys(const float* q, std::int64_t q_stride, const T* k0, const T* k1,
+                               std::int64_t depth, float* scores, std::int64_t stride) {
+  const hn::ScalableTag<float> d;
+  using V = hn::Vec<decltype(d)>;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  V sum0[kRows], sum1[kRows];
+  HWY_UNROLL(8)
+  for (int i = 0; i < kRows; ++i) sum0[i] = sum1[i] = hn::Zero(d);
+  std::int64_t c = 0;
+  for (; c + lanes <= depth; c += lanes) {
+    const V x0 = load_wide(k0 + c), x1 = load_wide(k1 + c);
+    HWY_UNROLL(8)
+    for (int i = 0; i < kRows; ++i) {
+      const V y = hn::LoadU(d, q + i * q_stride + c);
+      sum0[i] = hn::MulAdd(y, x0, sum0[i]);
+      sum1[i] = hn::MulAdd(y, x1, sum1[i]);
+    }
+  }
+  HWY_UNROLL(8)
+  for (int i = 0; i < kRows; ++i) {
+    float a = hn::GetLane(hn::SumOfLanes(d, sum0[i])), b = hn::GetLane(hn::SumOfLanes(d, sum1[i]));
+    for (std::int64_t rest = c; rest < depth; ++rest) {
+      a += q[i * q_stride + rest] * static_cast<float>(k0[rest]);
+      b += q[i * q_stride + rest] * static_cast<float>(k1[rest]);
+    }
+    scores[i * stride] = a;
+    scores[i * stride + 1] = b;
+  }
+}
+
+template <int kRows, class T>
+void score_keys(const float* q, std::int64_t q_stride, const Rows& keys, std::int64_t count,
+                std::int64_t depth, float* scores, std::int64_t stride) {
+  for (std::int64_t j = 0; j < count; j += 2) {
+    const auto* first = reinterpret_cast<const T*>(keys.row(j));
+    // The second of an odd last pair is the first again; its score lands in the padding.
+    const auto* second = j + 1 < count ? reinterpret_cast<const T*>(keys.row(j + 1)) : first;
+    score_two_keys<kRows>(q, q_stride, first, second, depth, scores + j, stride);
+  }
+}
+
+// sums[i][..] = sum over j of p[i][j] v[j][..], a few vectors of columns at a time.
+template <int kRows, class T>
+void sum_values(const float* p, std::int64_t stride, const Rows& values, std::int64_t count,
+                std::int64_t size, float* sums, std::int64_t sums_stride) {
+  const hn::ScalableTag<float> d;
+  using V = hn::Vec<decltype(d)>;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  constexpr int kVectors = kRows > 4 ? 2 : 4;
+  std::int64_t c = 0;
+  for (; c + kVectors * lanes <= size; c += kVectors * lanes) {
+    V sum[kRows][kVectors];
+    HWY_UNROLL(8)
+    for (int i = 0; i < kRows; ++i) {
+      HWY_UNROLL(4)
+      for (int v = 0; v < kVectors; ++v) sum[i][v] = hn::Zero(d);
+    }
+    for (std::int64_t j = 0; j < count; ++j) {
+      const auto* row = reinterpret_cast<const T*>(values.row(j)) + c;
+      V x[kVectors];
+      HWY_UNROLL(4)
+      for (int v = 0; v < kVectors; ++v) x[v] = load_wide(row + v * lanes);
+      HWY_UNROLL(8)
+      for (int i = 0; i < kRows; ++i) {
+        const V weight = hn::Set(d, p[i * stride + j]);
+        HWY_UNROLL(4)
+        for (int v = 0; v < kVectors; ++v) sum[i][v] = hn::MulAdd(weight, x[v], sum[i][v]);
+      }
+    }
+    for (int i = 0; i < kRows; ++i) {
+      for (int v = 0; v < kVectors; ++v) {
+        hn::StoreU(sum[i][v], d, sums + i * sums_stride + c + v * lanes);
+      }
+    }
+  }
+  for (; c < size; ++c) {
+    for (int i = 0; i < kRows; ++i) {
+      float sum = 0;
+      for (std::int64_t j = 0; j < count; ++j) {
+        sum += p[i * stride + j] * static_cast<float>(reinterpret_cast<const T*>(values.row(j))[c]);
+      }
+      sums[i * sums_stride + c] = sum;
+    }
+  }
+}
+
+// Calls body with the number of rows as a constant.
+template <class Body>
+void with_rows(std::int64_t rows, Body body) {
+  switch (rows) {
+    case 1: return body(std::integral_constant<int, 1>());
+    case 2: return body(std::integral_constant<int, 2>());
+    case 3: return body(std::integral_constant<int, 3>());
+    case 4: return body(std::integral_constant<int, 4>());
+    case 5: return body(std::integral_constant<int, 5>());
+    case 6: return body(std::integral_constant<int, 6>());
+    case 7: return body(std::integral_constant<int, 7>());
+    default: return body(std::integral_constant<int, 8>());
+  }
+}
+
+class DecodeChunk {
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  using D = hn::ScalableTag<float>;
+  using V = hn::Vec<D>;
+
+ public:
+  explicit DecodeChunk(const DecodeJob& job)
+      : job_(job),
+        problem_(job.problem),
+        sequence_(job.problem.sequences[job.sequence]),
+        rows_(problem_.group() * sequence_.q_rows),
+        even_rows_(round_up(rows_, 2)),
+        q_stride_(round_up(problem_.head_size, 16)),
+        first_(job.chunk * kChunkKeys),
+        keys_(std::min(kChunkKeys, sequence_.k_visible - first_)),
+        columns_(round_up(keys_, 16)),
+        scores_(even_rows_ * kChunkKeys),
+        narrow_(even_rows_ * kChunkKeys),
+        query_rows_(static_cast<std::size_t>(sequence_.q_rows)) {
+    std::iota(query_rows_.begin(), query_rows_.end(), 0);
+  }
+
+  void run() {
+    multiply_keys();
+    for (std::int64_t g = 0; g < problem_.group(); ++g) weigh_head(g);
+    const Rows values =
+        rows_of(problem_.v, sequence_.k_batch, job_.key_head, sequence_.k_start + first_);
+    dispatch_float(problem_.v.dtype(), [&]<class T>() {
+      if (finite<T>(values)) return multiply_values<T>(values);
+      // A NaN that is hidden must not meet a weight of 0: out with them, then back where seen.
+      const std::int64_t size = problem_.value_size;
+      const Scratch<T> clean(keys_ * size);
+      for (std::int64_t i = 0; i < keys_ * size; ++i) {
+        const T x = reinterpret_cast<const T*>(values.row(i / size))[i % size];
+        clean[i] = std::isfinite(static_cast<float>(x)) ? x : T(0.0f);
+      }
+      multiply_values<T>({reinterpret_cast<std::byte*>(clean.get()), dtype_of<T>, size, 1});
+      add_non_finite<T>(values);
+    });
+  }
+
+ private:
+  template <class To>
+  Scratch<To> load_queries() const {
+    Scratch<To> q(even_rows_ * q_stride_);
+    std::fill_n(q.get(), even_rows_ * q_stride_, To());
+    for (std::int64_t g = 0; g < problem_.group(); ++g) {
+      const std::int64_t head = job_.key_head * problem_.group() + g;
+      load_rows(rows_of(problem_.q, sequence_.q_batch, head, sequence_.q_start), sequence_.q_rows,
+                problem_.head_size, q.get() + g * sequence_.q_rows * q_stride_, q_stride_);
+    }
+    return q;
+  }
+
+  void multiply_keys() {
+    const Rows keys =
+        rows_of(problem_.k, sequence_.k_batch, job_.key_head, sequence_.k_start + first_);
+    const std::int64_t size = problem_.head_size;
+    if (job_.engine != nullptr) {
+      const Scratch<bf16> q = load_queries<bf16>();
+      job_.engine->scores({q.get(), q_stride_, rows_ == 1 ? 1 : even_rows_},
+                          {reinterpret_cast<const bf16*>(keys.data), keys.stride, keys_, size},
+                          scores_.get(), kChunkKeys);
+      return;
+    }
+    const Scratch<float> q = load_queries<float>();
+    dispatch_float(problem_.k.dtype(), [&]<class T>() {
+      with_rows(rows_, [&](auto rows) {
+        score_keys<decltype(rows)::value, T>(q.get(), q_stride_, keys, keys_, size, scores_.get(),
+                                             kChunkKeys);
+      });
+    });
+  }
+
+  // What scores of one head go through on their way to weights.
+  struct HeadScorer {
+    BlockMask mask;
+    DiagonalBias diagonal;
+    ScoreRows scorer;
+
+    HeadScorer(const DecodeChunk& chunk, std::int64_t head)
+        : mask(chunk.problem_, chunk.job_.sequence),
+          diagonal(chunk.problem_, chunk.job_.sequence, kChunkKeys),
+          scorer(chunk.problem_, chunk.job_.sequence, mask, diagonal) {
+      const std::vector<std::int64_t>& rows = chunk.query_rows_;
+      diagonal.set_head(head);
+      mask.set_rows(head, rows.data(), static_cast<std::int64_t>(rows.size()));
+      scorer.set_block(head, rows.data());
+      scorer.set_tile(chunk.first_, chunk.keys_, chunk.columns_);
+    }
+  };
+
+  // Scores of one head's rows to weights relative to the chunk's maximum.
+  void weigh_head(std::int64_t g) {
+    const std::int64_t head = job_.key_head * problem_.group() + g;
+    HeadScorer parts(*this, head);
+    ScoreRows& scorer = parts.scorer;
+    const bool hidden = parts.mask.classify(first_, first_ + keys_) != TileKind::full;
+    for (std::int64_t i = 0; i < sequence_.q_rows; ++i) {
+      const std::int64_t r = g * sequence_.q_rows + i;
+      float* row = scores_.get() + r * kChunkKeys;
+      RowPart& part = job_.parts[r];
+      part = {};
+      scorer.set_block(head, query_rows_.data());  // starts the largest score anew
+      scorer.finish_row(i, row, hidden || columns_ != keys_, job_.collect);
+      weigh_row(row, scorer.unit(), part);
+      part.sums.max_logit = scorer.is_plain() ? part.maximum : scorer.max_logit();
+      if (job_.weights != nullptr) std::copy_n(row, columns_, job_.weights + r * kChunkKeys);
+      if (job_.engine == nullptr) continue;
+      for (std::int64_t j = 0; j < columns_; ++j) narrow_[r * kChunkKeys + j] = bf16(row[j]);
+    }
+  }
+
+  // row = 2^((s - maximum) unit log2 e); the sums of it, and the moments of the scores.
+  void weigh_row(float* row, float unit, RowPart& part) const {
+    const D d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    V largest = hn::LoadU(d, row);
+    for (std::int64_t j = lanes; j < columns_; j += lanes) {
+      largest = hn::Max(largest, hn::LoadU(d, row + j));
+    }
+    const float maximum = hn::GetLane(hn::MaxOfLanes(d, largest));
+    if (job_.collect) part.top = first_ + (std::find(row, row + keys_, maximum) - row);
+    const V shift = hn::Set(d, maximum == -kInfinity ? 0 : maximum);
+    const V scale = hn::Set(d, unit * std::numbers::log2e_v<float>);
+    V total = hn::Zero(d), weighted = hn::Zero(d);
+    if (job_.collect) collect_moments(row, unit, part.sums);
+    for (std::int64_t j = 0; j < columns_; j += lanes) {
+      const V t = hn::Mul(hn::Sub(hn::LoadU(d, row + j), shift), scale), p = exp2_fast(d, t);
+      total = hn::Add(total, p);
+      hn::StoreU(p, d, row + j);
+      if (!job_.collect) continue;
+      weighted = hn::MulAdd(p, max_keeping_nan(hn::Set(d, -200.0f), t), weighted);
+    }
+    part.maximum = maximum * unit;
+    part.total = hn::GetLane(hn::SumOfLanes(d, total));
+    part.weighted = hn::GetLane(hn::SumOfLanes(d, weighted)) * std::numbers::ln2;
+  }
+
+  // Mean and deviation of the visible scores of a row: the mean first, then the squares around it.
+  void collect_moments(const float* row, float unit, BlockSums& sums) const {
+    const D d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    const V low = hn::Set(d, -kInfinity);
+    V sum = hn::Zero(d), squares = hn::Zero(d);
+    std::size_t pairs = 0;
+    for (std::int64_t j = 0; j < columns_; j += lanes) {
+      const V s = hn::LoadU(d, row + j);
+      const auto hidden = hn::Eq(s, low);
+      pairs += static_cast<std::size_t>(lanes) - hn::CountTrue(d, hidden);
+      sum = hn::Add(sum, hn::IfThenZeroElse(hidden, s));
+    }
+    if (pairs == 0) return;
+    const auto count = static_cast<double>(pairs);
+    const auto mean = static_cast<float>(hn::GetLane(hn::SumOfLanes(d, sum)) / count);
+    V rest = hn::Zero(d);  // what rounding the mean to f32 left over
+    for (std::int64_t j = 0; j < columns_; j += lanes) {
+      const V s = hn::LoadU(d, row + j);
+      const V x = hn::IfThenZeroElse(hn::Eq(s, low), hn::Sub(s, hn::Set(d, mean)));
+      rest = hn::Add(rest, x);
+      squares = hn::MulAdd(x, x, squares);
+    }
+    const double left = hn::GetLane(hn::SumOfLanes(d, rest));
+    const double second = hn::GetLane(hn::SumOfLanes(d, squares));
+    sums.pairs = count;
+    sums.mean = (mean + left / count) * unit;
+    sums.deviation = std::max(second - left * left / count, 0.0) * unit * unit;
+  }
+
+  template <class T>
+  bool finite(const Rows& values) const {
+    const std::int64_t size = problem_.value_size;
+    if constexpr (std::is_same_v<T, f16>) {
+      std::uint16_t worst = 0;
+      for (std::int64_t j = 0; j < keys_; ++j) {
+        const auto* row = reinterpret_cast<const f16*>(values.row(j));
+        for (std::int64_t i = 0; i < size; ++i) {
+          worst = std::max<std::uint16_t>(worst, row[i].bits & 0x7c00);
+        }
+      }
+      return worst < 0x7c00;
+    } else {
+      for (std::int64_t j = 0; j < keys_; ++j) {
+        if (!all_finite(reinterpret_cast<const T*>(values.row(j)), size)) return false;
+      }
+      return true;
+    }
+  }
+
+  template <class T>
+  void multiply_values(const Rows& values) {
+    if (job_.engine != nullptr) return sum_narrow(values);
+    with_rows(rows_, [&](auto rows) {
+      sum_values<decltype(rows)::value, T>(scores_.get(), kChunkKeys, values, keys_,
+                                           problem_.value_size, job_.values, problem_.value_size);
+    });
+  }
+
+  template <class T>
+  void add_non_finite(const Rows& values) {
+    const std::int64_t size = problem_.value_size;
+    for (std::int64_t g = 0; g < problem_.group(); ++g) {
+      HeadScorer parts(*this, job_.key_head * problem_.group() + g);
+      for (std::int64_t j = 0; j < keys_; ++j) {
+        const auto* value = reinterpret_cast<const T*>(values.row(j));
+        for (std::int64_t i = 0; i < sequence_.q_rows; ++i) {
+          if (!parts.scorer.sees(i, j)) continue;
+          const std::int64_t r = g * sequence_.q_rows + i;
+          for (std::int64_t c = 0; c < size; ++c) {
+            const auto x = static_cast<float>(value[c]);
+            if (!std::isfinite(x)) job_.values[r * size + c] += scores_[r * kChunkKeys + j] * x;
+          }
+        }
+      }
+    }
+  }
+
+  void sum_narrow(const Rows& values) {
+    const std::int64_t size = problem_.value_size, stride = round_up(size, 16);
+    const Scratch<float> sums(even_rows_ * stride);
+    std::fill_n(sums.get(), even_rows_ * stride, 0.0f);
+    if (even_rows_ != rows_) std::fill_n(narrow_.get() + rows_ * kChunkKeys, columns_, bf16());
+    job_.engine->values({narrow_.get(), kChunkKeys, rows_ == 1 ? 1 : even_rows_},
+                        {reinterpret_cast<const bf16*>(values.data), values.stride, keys_, size},
+                        sums.get(), stride);
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      std::copy_n(sums.get() + r * stride, size, job_.values + r * size);
+    }
+  }
+
+  const DecodeJob& job_;
+  const AttentionProblem& problem_;
+  const AttentionSequence& sequence_;
+  std::int64_t rows_, even_rows_, q_stride_;
+  std::int64_t first_, keys_, columns_;
+  Scratch<float> scores_;
+  Scratch<bf16> narrow_;
+  std::vector<std::int64_t> query_rows_;
+};
+
+void run_decode_chunk_target(const DecodeJob& job) { DecodeChunk(job).run(); }
+
+void store_decoded_row_target(const float* from, std::int64_t count, const Rows& to,
+                              std::int64_t row) {
+  store_row(from, count, to, row);
+}
+
+}  // namespace qkv::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace qkv::cpu {
+
+HWY_EXPORT(run_decode_chunk_target);
+HWY_EXPORT(store_decoded_row_target);
+
+void run_decode_chunk(const DecodeJob& job) { HWY_DYNAMIC_DISPATCH(run_decode_chunk_target)(job); }
+
+void store_decoded_row(const float* from, std::int64_t count, const Rows& to, std::int64_t row) {
+  HWY_DYNAMIC_DISPATCH(store_decoded_row_target)(from, count, to, row);
+}
+
+}  // namespace qkv::cpu
+#endif
