@@ -232,21 +232,38 @@ class Block {
     for (std::int64_t r = 0; r < count_; ++r) kept_max_.push_back(softmax_.maximum(r));
   }
   void hand_out_weights() {
+    const Scratch<float> factors(count_);
     for (std::size_t t = 0; t < kept_first_.size(); ++t) {
       const std::int64_t first = kept_first_[t];
       const std::int64_t count = std::min(engine_.tile_keys, job_.mask.reach().end - first);
       for (std::int64_t r = 0; r < count_; ++r) {
-        const float factor = softmax_.final_factor(r, kept_max_[t * count_ + r]);
-        const float* from = kept_.get() + r * kept_stride_ + first;
-        if (job_.received != nullptr) {
-          float* to = job_.received + first;
-          for (std::int64_t j = 0; j < count; ++j) to[j] += from[j] == 0 ? 0 : from[j] * factor;
-        }
-        if (job_.weights != nullptr) {
-          float* to = job_.weights + (first_row_ + r) * job_.weights_stride + first;
-          for (std::int64_t j = 0; j < count; ++j) to[j] = from[j] == 0 ? 0 : from[j] * factor;
-        }
+        factors[r] = softmax_.final_factor(r, kept_max_[t * count_ + r]);
       }
+      if (job_.received != nullptr) add_received(first, count, factors.get());
+      for (std::int64_t r = 0; r < count_ && job_.weights != nullptr; ++r) {
+        const float* from = kept_.get() + r * kept_stride_ + first;
+        float* to = job_.weights + (first_row_ + r) * job_.weights_stride + first;
+        for (std::int64_t j = 0; j < count; ++j) to[j] = from[j] == 0 ? 0 : from[j] * factors[r];
+      }
+    }
+  }
+  // received += the sum over rows, a vector of keys at a time. A weight of 0 stays 0 even in a row
+  // whose factor is NaN.
+  void add_received(std::int64_t first, std::int64_t count, const float* factors) {
+    const hn::ScalableTag<float> d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    HWY_ALIGN float sums[hn::MaxLanes(d)];
+    for (std::int64_t j = 0; j < count; j += lanes) {
+      const float* from = kept_.get() + first + j;
+      auto sum = hn::Zero(d);
+      for (std::int64_t r = 0; r < count_; ++r, from += kept_stride_) {
+        const auto p = hn::LoadU(d, from);
+        const auto share = hn::Mul(p, hn::Set(d, factors[r]));
+        sum = hn::Add(sum, hn::IfThenZeroElse(hn::Eq(p, hn::Zero(d)), share));
+      }
+      hn::Store(sum, d, sums);
+      const std::int64_t end = std::min(lanes, count - j);
+      for (std::int64_t i = 0; i < end; ++i) job_.received[first + j + i] += sums[i];
     }
   }
 

@@ -7,13 +7,14 @@
 #include "cpu/attention_decode.h"
 #include "cpu/kernels.h"
 #include "cpu/targets.h"
+#include "qkv/threads.h"
 
 namespace qkv::cpu {
 namespace {
 
-// Packed tiles of several heads together stay below this, so that they are still in a cache when
-// the blocks read them and memory stays O(S).
-constexpr std::int64_t kPackedBytes = std::int64_t{8} << 20;
+// Packed tiles of the heads at hand stay below this per thread, so that a second-level cache still
+// has them when the blocks read them.
+constexpr std::int64_t kPackedBytesPerThread = std::int64_t{1} << 20;
 // Rows of received are summed in at most this many parts per head: a number that does not depend
 // on threads, so that neither do the bits.
 constexpr std::int64_t kReceivedParts = 8;
@@ -50,8 +51,10 @@ class Forward {
     const std::int64_t per_head =
         std::max<std::int64_t>(1, most_tiles_ * (sizes.key_bytes + sizes.value_bytes));
     const auto pairs = static_cast<std::int64_t>(problem_.sequences.size()) * problem_.key_heads;
-    const std::int64_t at_once =
-        std::clamp<std::int64_t>(kPackedBytes / per_head, 1, std::max<std::int64_t>(pairs, 1));
+    if (pairs == 0) return;
+    const std::int64_t fit = kPackedBytesPerThread * num_threads() / per_head;
+    const std::int64_t most = std::min(std::max(fit, std::int64_t{num_threads()}), pairs);
+    const std::int64_t at_once = blocks(pairs, blocks(pairs, most));  // rounds of the same size
     Scratch<std::byte> workspace(at_once * per_head);
     std::vector<std::uint8_t> finite(static_cast<std::size_t>(at_once * most_tiles_));
     packed_.assign(static_cast<std::size_t>(at_once), sizes);

@@ -121,7 +121,7 @@ void multiply_f32(const void* a, std::int64_t a_stride, const PackedOperand& b, 
 const AttentionEngine* engine() {
   static const AttentionEngine instance{.name = "f32",
                                         .operand = DType::f32,
-                                        .tile_rows = 64,
+                                        .tile_rows = 96,
                                         .tile_keys = 96,
                                         .row_multiple = 1,
                                         .depth_multiple = 1,

@@ -36,13 +36,17 @@ struct Extents {
   std::int64_t m, n, k;
 };
 
-// Rows and vectors of the register tile: accumulators + one row of B + one broadcast fit the file.
+// Vectors of the register tile, and rows for that many: accumulators + one row of B + one broadcast
+// fit the file.
 #if HWY_TARGET == HWY_AVX3
-inline constexpr int kTileRows = 8, kTileVectors = 3;  // 24 + 3 + 1 of 32
+inline constexpr int kTileVectors = 4;
+constexpr int tile_rows(int vectors) { return vectors == 4 ? 6 : 8; }  // 24 + 4 + 1 of 32
 #elif HWY_TARGET == HWY_NEON
-inline constexpr int kTileRows = 4, kTileVectors = 6;  // 24 + 4 of A + 2 of B of 32
+inline constexpr int kTileVectors = 6;
+constexpr int tile_rows(int) { return 4; }  // 24 + 4 of A + 2 of B of 32
 #else
-inline constexpr int kTileRows = 4, kTileVectors = 3;  // 12 + 3 + 1 of 16
+inline constexpr int kTileVectors = 3;
+constexpr int tile_rows(int) { return 4; }  // 12 + 3 + 1 of 16
 #endif
 
 #if HWY_TARGET == HWY_NEON
@@ -143,6 +147,7 @@ HWY_INLINE void multiply_registers(const Left& a, const Right& b, const Product&
 template <int kVectors>
 HWY_NOINLINE void multiply_panel(Left a, const Right& b, Product c, std::int64_t rows,
                                  std::int64_t depth) {
+  constexpr int kTileRows = tile_rows(kVectors);
   for (; rows >= kTileRows; rows -= kTileRows) {
     multiply_registers<kTileRows, kVectors>(a, b, c, depth);
     a.data += kTileRows * a.row;
@@ -178,7 +183,7 @@ HWY_INLINE void multiply(const Left& a, Right b, Product c, const Extents& size)
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<float>()));
   std::int64_t vectors = (size.n + lanes - 1) / lanes;
   std::int64_t panels = (vectors + kTileVectors - 1) / kTileVectors;
-  for (; panels > 0; --panels) {  // as even as can be: 4 = 2 + 2 has more sums in flight than 3 + 1
+  for (; panels > 0; --panels) {  // as even as can be: 3 + 3 has more sums in flight than 4 + 2
     const std::int64_t take = (vectors + panels - 1) / panels;
     multiply_vectors<kTileVectors>(a, b, c, size, take);
     vectors -= take;

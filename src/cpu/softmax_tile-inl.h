@@ -136,8 +136,9 @@ class SoftmaxRows {
   // From a weight kept when the maximum was `then` to the final one.
   float final_factor(std::int64_t r, float then) const {
     if (!results_[r].sees) return 0;
+    if (then == maximum_[r]) return results_[r].factor;  // mostly: maxima come early
     if (then == -kInfinity) return 0;
-    return static_cast<float>(std::exp((double{then} - maximum_[r]) * unit_)) * results_[r].factor;
+    return std::exp((then - maximum_[r]) * unit_) * results_[r].factor;
   }
 
   // Row r of out = its sums times the final factor; sums past `count` may be written.
