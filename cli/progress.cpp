@@ -16,7 +16,7 @@ constexpr auto kLines = std::chrono::seconds(1);
 constexpr const char* kClearLine = "\r\x1b[K";
 
 std::string time_text(double seconds) {
-  const int whole = static_cast<int>(seconds + 0.5);
+  const long whole = std::lround(seconds);
   return whole < 60 ? fmt::format("{} s", whole)
                     : fmt::format("{} min {} s", whole / 60, whole % 60);
 }
