@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <mutex>
 
 #include "core/check.h"
 #include "hwy/highway.h"
@@ -58,6 +59,8 @@ const CpuTarget& select(const std::string& name) {
   std::string names;
   for (const CpuTarget* target : available()) {
     if (name == target->name) {
+      static std::mutex one_at_a_time;  // two threads may make their first call at once
+      const std::scoped_lock lock(one_at_a_time);
       hwy::SetSupportedTargetsForTest(target->highway);
       hwy::GetChosenTarget().Update(hwy::SupportedTargets());
       current().store(target);
