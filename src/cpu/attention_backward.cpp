@@ -73,19 +73,13 @@ class Backward {
                    std::int64_t base) const {
     // In f32, as the tiles of backward are computed, so that the maximum is one of their scores.
     const AttentionEngine& engine = attention_engine(DType::f32);
-    PackedTiles packed = packed_sizes(problem_, engine);
-    const std::int64_t tiles = blocks(problem_.sequences[b].k_visible, engine.tile_keys);
-    const Scratch<std::byte> keys(std::max<std::int64_t>(tiles, 1) * packed.key_bytes);
-    packed.keys = keys.get();
-    for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      pack_tile(problem_, engine, packed, b, head / problem_.group(), tile);
-    }
+    const PackedKeys packed(problem_, engine, b, head);
     BlockMask mask(problem_, b);
     DiagonalBias diagonal(problem_, b, engine.tile_keys);
     diagonal.set_head(head);
     const auto count = static_cast<std::int64_t>(rows.size());
     const Scratch<float> maxima(count), factors(count);
-    BlockJob job{problem_, engine, packed, mask, diagonal, b, head, rows.data(), count};
+    BlockJob job{problem_, engine, packed.tiles(), mask, diagonal, b, head, rows.data(), count};
     job.maxima = maxima.get();
     job.factors = factors.get();
     run_blocks(job);

@@ -345,6 +345,18 @@ PackedTiles packed_sizes(const AttentionProblem& problem, const AttentionEngine&
   return sizes;
 }
 
+PackedKeys::PackedKeys(const AttentionProblem& problem, const AttentionEngine& engine,
+                       std::int64_t sequence, std::int64_t head)
+    : tiles_(packed_sizes(problem, engine)) {
+  const std::int64_t keys = problem.sequences[sequence].k_visible;
+  const std::int64_t count = (keys + engine.tile_keys - 1) / engine.tile_keys;
+  keys_ = Scratch<std::byte>(count * tiles_.key_bytes);
+  tiles_.keys = keys_.get();
+  for (std::int64_t tile = 0; tile < count; ++tile) {
+    pack_tile(problem, engine, tiles_, sequence, head / problem.group(), tile);
+  }
+}
+
 void write_statistics(const AttentionStatistics& statistics, const BlockSums& sums,
                       std::int64_t at) {
   const auto write = [at](const Tensor& x, double value) {

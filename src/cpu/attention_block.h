@@ -29,6 +29,18 @@ void pack_tile(const AttentionProblem& problem, const AttentionEngine& engine,
                const PackedTiles& packed, std::int64_t sequence, std::int64_t key_head,
                std::int64_t tile);
 
+// The keys of one (sequence, head), packed, for blocks that want scores and no values.
+class PackedKeys {
+ public:
+  PackedKeys(const AttentionProblem& problem, const AttentionEngine& engine, std::int64_t sequence,
+             std::int64_t head);
+  const PackedTiles& tiles() const { return tiles_; }
+
+ private:
+  PackedTiles tiles_;
+  Scratch<std::byte> keys_;
+};
+
 // Sums over the rows of a block, combined in the order of blocks so that any number of threads
 // gives the same bits. Moments by Chan et al.: count, mean, sum of squared deviations.
 struct BlockSums {

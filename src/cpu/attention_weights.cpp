@@ -32,20 +32,13 @@ void pool(const AttentionWeights& wanted, const float* weights, std::int64_t key
 
 void attention_weights(const AttentionProblem& problem, const AttentionWeights& wanted) {
   const AttentionEngine& engine = attention_engine(problem.q.dtype());
-  const PackedTiles sizes = packed_sizes(problem, engine);
   const auto heads = static_cast<std::int64_t>(wanted.heads.size());
   const auto rows = static_cast<std::int64_t>(wanted.rows.size());
   const std::int64_t per_head = wanted.weights.size(2) * wanted.weights.size(3);
   parallel_for(static_cast<std::int64_t>(problem.sequences.size()) * heads, [&](std::int64_t at) {
     const std::int64_t sequence = at / heads, head = wanted.heads[at % heads];
     const AttentionSequence& s = problem.sequences[sequence];
-    const std::int64_t tiles = (s.k_visible + engine.tile_keys - 1) / engine.tile_keys;
-    PackedTiles packed = sizes;
-    const Scratch<std::byte> keys(std::max<std::int64_t>(tiles, 1) * sizes.key_bytes);
-    packed.keys = keys.get();
-    for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      pack_tile(problem, engine, packed, sequence, head / problem.group(), tile);
-    }
+    const PackedKeys packed(problem, engine, sequence, head);
     BlockMask mask(problem, sequence);
     DiagonalBias diagonal(problem, sequence, engine.tile_keys);
     diagonal.set_head(head);
@@ -55,8 +48,8 @@ void attention_weights(const AttentionProblem& problem, const AttentionWeights& 
     for (std::int64_t first = 0; first < rows; first += engine.tile_rows) {
       const std::int64_t count = std::min(engine.tile_rows, rows - first);
       std::fill_n(block.get(), count * s.k_rows, 0.0f);
-      BlockJob job{problem,  engine,   packed, mask,
-                   diagonal, sequence, head,   wanted.rows.data() + first,
+      BlockJob job{problem,  engine,   packed.tiles(), mask,
+                   diagonal, sequence, head,           wanted.rows.data() + first,
                    count};
       job.weights = block.get();
       job.weights_stride = s.k_rows;
