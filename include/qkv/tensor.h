@@ -43,6 +43,12 @@ class Shape {
 // "[2, 3, 4]"
 std::string to_string(const Shape& shape);
 
+// Where bytes that were not allocated come from.
+enum class Backing : std::uint8_t {
+  memory,  // may be written
+  file,    // mapped read-only: writing ends the program, and pages can be had from the file again
+};
+
 struct TensorOptions {
   DType dtype = DType::f32;
   Device device{};
@@ -53,8 +59,14 @@ class Storage {
  public:
   using Release = void (*)(void* data, void* context);
 
-  Storage(void* data, std::size_t bytes, Device device, Release release, void* context)
-      : data_(data), bytes_(bytes), device_(device), release_(release), context_(context) {}
+  Storage(void* data, std::size_t bytes, Device device, Release release, void* context,
+          Backing backing = Backing::memory)
+      : data_(data),
+        bytes_(bytes),
+        device_(device),
+        backing_(backing),
+        release_(release),
+        context_(context) {}
   ~Storage() {
     if (release_ != nullptr) release_(data_, context_);
   }
@@ -64,11 +76,13 @@ class Storage {
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
+  Backing backing() const { return backing_; }
 
  private:
   void* data_;
   std::size_t bytes_;
   Device device_;
+  Backing backing_;
   Release release_;
   void* context_;
 };
@@ -92,9 +106,12 @@ class Tensor {
   }
   // A view of memory the caller keeps alive (or hands over through `owner`).
   static Tensor wrap(void* data, const Shape& shape, DType dtype,
-                     std::shared_ptr<const void> owner = nullptr);
+                     std::shared_ptr<const void> owner = nullptr,
+                     Backing backing = Backing::memory);
 
   bool defined() const { return storage_ != nullptr; }
+  // Names the value: copies of a tensor share it, views and results have their own. 0 = undefined.
+  std::uint64_t id() const { return id_; }
   const Shape& shape() const { return shape_; }
   int rank() const { return shape_.rank(); }
   std::int64_t size(int axis) const { return shape_[axis]; }
@@ -104,6 +121,8 @@ class Tensor {
   DType dtype() const { return dtype_; }
   Device device() const;
   bool is_contiguous() const;
+  // Mapped from a file: what would change it in place (an optimiser) refuses it.
+  bool is_read_only() const { return defined() && storage_->backing() == Backing::file; }
 
   // The first element; throws Error when T is not the tensor's dtype.
   template <class T>
@@ -139,6 +158,7 @@ class Tensor {
   void copy_to(void* destination) const;
 
   std::shared_ptr<Storage> storage_;
+  std::uint64_t id_ = 0;
   std::int64_t offset_ = 0;  // of the first element, in bytes
   Shape shape_;
   std::array<std::int64_t, kMaxRank> strides_{};

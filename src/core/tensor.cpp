@@ -1,5 +1,6 @@
 #include "qkv/tensor.h"
 
+#include <atomic>
 #include <cstring>
 #include <limits>
 
@@ -43,6 +44,11 @@ std::array<std::int64_t, kMaxRank> row_major_strides(const Shape& shape) {
     step *= std::max<std::int64_t>(shape[axis], 1);
   }
   return strides;
+}
+
+std::uint64_t next_id() {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
 void release_owner(void*, void* context) {
@@ -96,6 +102,7 @@ Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {
   Tensor tensor;
   const auto bytes = static_cast<std::size_t>(shape.numel()) * size_of(options.dtype);
   tensor.storage_ = backend(options.device).allocate(bytes);
+  tensor.id_ = next_id();
   tensor.shape_ = shape;
   tensor.strides_ = row_major_strides(shape);
   tensor.dtype_ = options.dtype;
@@ -121,13 +128,15 @@ Tensor Tensor::copy_of(const void* values, std::size_t count, DType dtype, const
 }
 
 Tensor Tensor::wrap(void* data, const Shape& shape, DType dtype,
-                    std::shared_ptr<const void> owner) {
+                    std::shared_ptr<const void> owner, Backing backing) {
   check(data != nullptr || shape.numel() == 0, "Tensor::wrap: data is null for shape {}", shape);
   Tensor tensor;
   const auto bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
   auto context = std::make_unique<std::shared_ptr<const void>>(std::move(owner));
-  tensor.storage_ = std::make_shared<Storage>(data, bytes, kCpu, release_owner, context.get());
+  tensor.storage_ =
+      std::make_shared<Storage>(data, bytes, kCpu, release_owner, context.get(), backing);
   static_cast<void>(context.release());  // the storage has it now
+  tensor.id_ = next_id();
   tensor.shape_ = shape;
   tensor.strides_ = row_major_strides(shape);
   tensor.dtype_ = dtype;
@@ -172,6 +181,7 @@ Tensor Tensor::view(const Shape& shape, std::span<const std::int64_t> strides,
   check(!overflow && lowest >= 0 && highest < available + (shape.numel() > 0 ? 0 : 1),
         "view: shape {} with these strides reaches outside the {} elements of its storage", shape,
         available);
+  result.id_ = next_id();
   result.offset_ = first * item;
   result.shape_ = shape;
   result.strides_ = {};

@@ -3,34 +3,17 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <system_error>
+#include <algorithm>
+#include <cstdint>
 
-#include "core/check.h"
+#include "io/descriptor.h"
 
 namespace qkv {
-namespace {
-
-[[noreturn]] void fail_with_errno(const char* what, const std::string& path) {
-  const int code = errno;
-  fail("{} '{}': {}", what, path, std::generic_category().message(code));
-}
-
-// Closed on every way out; a mapping outlives its descriptor.
-struct Descriptor {
-  int number;
-  ~Descriptor() {
-    if (number >= 0) ::close(number);
-  }
-};
-
-}  // namespace
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   // O_NONBLOCK: a named pipe is refused below instead of waiting for a writer.
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.number < 0) fail_with_errno("cannot open", path);
   struct stat status {};
   if (::fstat(file.number, &status) != 0) fail_with_errno("cannot read", path);
@@ -48,6 +31,16 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void drop_mapped_pages(const std::byte* begin, const std::byte* end) {
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto low = reinterpret_cast<std::uintptr_t>(begin);
+  const auto high = reinterpret_cast<std::uintptr_t>(end);
+  const std::uintptr_t first = (low + page - 1) / page * page, last = high / page * page;
+  if (first >= last) return;
+  // A hint: where the kernel refuses, the pages stay, and nothing is wrong.
+  ::madvise(const_cast<std::byte*>(begin) + (first - low), last - first, MADV_DONTNEED);
 }
 
 }  // namespace qkv

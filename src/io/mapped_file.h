@@ -29,4 +29,8 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
+// Lets go of the pages that lie within the range whole; the range lies in a MappedFile. They are
+// unchanged copies of the file: the next touch reads them again.
+void drop_mapped_pages(const std::byte* begin, const std::byte* end);
+
 }  // namespace qkv

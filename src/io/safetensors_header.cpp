@@ -1,20 +1,20 @@
 #include "io/safetensors_header.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/check.h"
+#include "io/safetensors_dtype.h"
+#include "io/shown.h"
 
 namespace qkv {
 namespace {
-
-constexpr std::pair<const char*, DType> kDtypes[] = {
-    {"F32", DType::f32}, {"BF16", DType::bf16}, {"F16", DType::f16},      {"I32", DType::i32},
-    {"I64", DType::i64}, {"U8", DType::u8},     {"BOOL", DType::boolean},
-};
 
 // Reads the header event by event instead of building a JSON tree: what does not belong stops
 // the parser at once, so neither deep nesting nor a long wrong header costs memory or stack.
@@ -90,6 +90,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
 
   bool string(string_t& value) override {
     if (at_ == At::dtype) {
+      require(is_dtype_name(value), "the dtype is none");
       entry_.dtype = value;
       at_ = At::tensor;
     } else if (at_ == At::metadata_text) {
@@ -161,6 +162,15 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
     require(!std::exchange(*seen, true), "a field appears twice");
   }
 
+  // Dtypes to come are let in, anything that could not be one is not.
+  static bool is_dtype_name(std::string_view name) {
+    constexpr std::size_t kLongest = 16;
+    return !name.empty() && name.size() <= kLongest &&
+           std::all_of(name.begin(), name.end(), [](char c) {
+             return (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+           });
+  }
+
   Shape checked_shape() const {
     try {
       return Shape(shape_);
@@ -170,7 +180,8 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   void require(bool condition, const char* problem) const {
-    check(condition, "'{}': header entry '{}': {}", path_, shown_name(name_), problem);
+    // Not check(): its arguments would be made for each of many thousand fields that are right.
+    if (!condition) fail("'{}': header entry '{}': {}", path_, shown_name(name_), problem);
   }
   [[noreturn]] void refuse(const char* what) const {
     fail("'{}': header entry '{}': {} where none belongs", path_, shown_name(name_), what);
@@ -189,19 +200,30 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   bool has_metadata_ = false;
 };
 
-void check_entry(const std::string& path, const std::string& name, const SafetensorsEntry& entry,
-                 std::uint64_t data_bytes) {
-  check(entry.begin <= entry.end && entry.end <= data_bytes,
-        "'{}': tensor '{}': data_offsets [{}, {}] do not lie within the {} bytes of data", path,
-        shown_name(name), entry.begin, entry.end, data_bytes);
-  DType dtype{};
-  if (!safetensors_dtype(entry.dtype, dtype)) return;  // reported when the tensor is asked for
-  // Shape has refused element counts whose bytes would overflow.
-  const auto bytes = static_cast<std::uint64_t>(entry.shape.numel()) * size_of(dtype);
-  check(bytes == entry.end - entry.begin,
-        "'{}': tensor '{}': {} {} takes {} bytes, data_offsets [{}, {}] hold {}", path,
-        shown_name(name), dtype, entry.shape, bytes, entry.begin, entry.end,
-        entry.end - entry.begin);
+// What is wrong with an entry, or nothing.
+std::string problem_of(const SafetensorsEntry& entry, std::uint64_t data_bytes) {
+  const auto& [dtype, shape, begin, end] = entry;
+  if (begin > end || end > data_bytes) {
+    return fmt::format("data_offsets [{}, {}] do not lie within the {} bytes of data", begin, end,
+                       data_bytes);
+  }
+  const auto bits = safetensors_bits(dtype);
+  if (!bits) return {};  // reported when the tensor is asked for
+  const auto count = static_cast<std::uint64_t>(shape.numel());
+  if (count % 8 * *bits % 8 != 0) return fmt::format("{} {} ends within a byte", dtype, shape);
+  // In this order nothing overflows: Shape allows 2^59 elements, and no element has over 64 bits.
+  const std::uint64_t bytes = count / 8 * *bits + count % 8 * *bits / 8;
+  if (bytes == end - begin) return {};
+  return fmt::format("{} {} takes {} bytes, data_offsets [{}, {}] hold {}", dtype, shape, bytes,
+                     begin, end, end - begin);
+}
+
+void check_entries(const std::string& path, const SafetensorsHeader& header,
+                   std::uint64_t data_bytes) {
+  for (const auto& [name, entry] : header.tensors) {
+    const std::string problem = problem_of(entry, data_bytes);
+    if (!problem.empty()) fail("'{}': tensor '{}': {}", path, shown_name(name), problem);
+  }
 }
 
 // Every byte belongs to exactly one tensor, as the format demands: nothing can hide in a gap.
@@ -220,35 +242,44 @@ void check_tiling(const std::string& path, const SafetensorsHeader& header,
         data_bytes - covered);
 }
 
+// What people most often have in hand instead, told by its first bytes.
+void refuse_other_formats(std::string_view file, const std::string& path) {
+  if (file.starts_with("version https://git-lfs")) {
+    fail("'{}': a Git LFS pointer in place of the file; fetch it with `git lfs pull`", path);
+  }
+  if (file.starts_with("PK\x03\x04") || file.starts_with("\x80\x02")) {
+    fail("'{}': a PyTorch file, not safetensors; convert it with safetensors.torch.save_file",
+         path);
+  }
+  if (file.starts_with("GGUF")) fail("'{}': a GGUF file, not safetensors", path);
+}
+
 }  // namespace
 
-bool safetensors_dtype(const std::string& name, DType& dtype) {
-  for (const auto& [text, value] : kDtypes) {
-    if (name != text) continue;
-    dtype = value;
-    return true;
+SafetensorsHeader read_safetensors_header(std::span<const std::byte> file,
+                                          const std::string& path) {
+  check(file.size() >= kSafetensorsPrefix, "'{}': {} bytes are too few for a safetensors file",
+        path, file.size());
+  static_assert(std::endian::native == std::endian::little, "tensors are mapped, not converted");
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), kSafetensorsPrefix);
+  if (length > kLongestHeader || length > file.size() - kSafetensorsPrefix) {
+    refuse_other_formats({reinterpret_cast<const char*>(file.data()), file.size()}, path);
   }
-  return false;
-}
-
-std::string shown_name(std::string_view name) {
-  constexpr std::size_t kLongest = 120;
-  std::string text(name.substr(0, kLongest));
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return name.size() > kLongest ? text + "..." : text;
-}
-
-SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
-                                           const std::string& path) {
+  check(length <= kLongestHeader && length <= file.size() - kSafetensorsPrefix,
+        "'{}': a header of {} bytes does not fit in a file of {} (at most {} are allowed)", path,
+        length, file.size(), kLongestHeader);
+  const std::string_view json(reinterpret_cast<const char*>(file.data()) + kSafetensorsPrefix,
+                              length);
   // The parser would skip white space and a byte-order mark; the format allows neither in front.
   check(!json.empty() && json.front() == '{', "'{}': the header does not begin with '{{'", path);
   SafetensorsHeader header;
+  header.data_begin = kSafetensorsPrefix + length;
   HeaderReader reader(path, header);
   const bool read = nlohmann::json::sax_parse(json.begin(), json.end(), &reader);
   check(read, "'{}': the header is not valid JSON", path);
-  for (const auto& [name, entry] : header.tensors) check_entry(path, name, entry, data_bytes);
+  const std::uint64_t data_bytes = file.size() - header.data_begin;
+  check_entries(path, header, data_bytes);
   check_tiling(path, header, data_bytes);
   return header;
 }

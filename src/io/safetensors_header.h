@@ -1,10 +1,11 @@
 // The JSON header of a .safetensors file, checked against the bytes it describes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
-#include <string_view>
 
 #include "qkv/tensor.h"
 
@@ -19,18 +20,15 @@ struct SafetensorsEntry {
 struct SafetensorsHeader {
   std::map<std::string, SafetensorsEntry> tensors;
   std::map<std::string, std::string> metadata;
+  std::uint64_t data_begin = 0;  // bytes of the file before the first tensor's
 };
 
-// `json` is the header text, `data_bytes` how many bytes follow it, `path` for messages. Throws
-// Error unless the tensors tile those bytes exactly: in bounds, no overlap, no hole, and each
-// extent product times element size equal to its range (where the dtype is one the library has).
-SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
-                                           const std::string& path);
+inline constexpr std::uint64_t kSafetensorsPrefix = 8;        // bytes of the header's length
+inline constexpr std::uint64_t kLongestHeader = 100'000'000;  // the limit of the format itself
 
-// "F32" -> DType::f32; false for a dtype the library does not have.
-bool safetensors_dtype(const std::string& name, DType& dtype);
-
-// A name out of a file, fit for a message: short, printable.
-std::string shown_name(std::string_view name);
+// Reads the header of a whole file, `path` for messages. Throws Error unless the tensors tile the
+// bytes after the header exactly: in bounds, no overlap, no hole, and each extent product times
+// element size equal to its range (where the format defines the dtype).
+SafetensorsHeader read_safetensors_header(std::span<const std::byte> file, const std::string& path);
 
 }  // namespace qkv

@@ -1,0 +1,228 @@
+#include "io/json.h"
+
+#include <cmath>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "core/check.h"
+#include "io/file.h"
+#include "io/shown.h"
+
+namespace qkv {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::uint64_t kLargestFile = std::uint64_t{16} << 20;
+constexpr int kDeepest = 64;
+// A value of two characters becomes some hundred bytes of memory: what a small file may cost.
+constexpr std::size_t kMostValues = 1'000'000;
+
+// What the parser lets pass and we do not, seen event by event before it becomes memory.
+class Watch {
+ public:
+  explicit Watch(const std::string& name) : name_(name) {}
+
+  bool operator()(int depth, Json::parse_event_t event, const Json& value) {
+    using Event = Json::parse_event_t;
+    check(depth <= kDeepest, "{}: more than {} levels of nesting", name_, kDeepest);
+    switch (event) {
+      case Event::object_start: open_.emplace_back(); break;
+      case Event::object_end: open_.pop_back(); break;
+      case Event::key: {
+        const auto& key = value.get_ref<const std::string&>();
+        if (open_.back().insert(key).second) break;
+        fail("{}: the key '{}' appears twice", name_, shown_name(key));
+      }
+      default: break;
+    }
+    check(++events_ <= kMostValues, "{}: more than {} values", name_, kMostValues);
+    return true;
+  }
+
+ private:
+  const std::string& name_;
+  std::vector<std::set<std::string>> open_;  // the keys so far of every object we are in
+  std::size_t events_ = 0;
+};
+
+std::string shown(const Json& value) {
+  if (value.is_object()) return "an object";
+  if (value.is_array()) return fmt::format("a list of {}", value.size());
+  return shown_name(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+bool fits(const Json& value, std::int64_t min, std::int64_t max) {
+  // Positive numbers are unsigned here and may not fit in int64_t.
+  if (value.is_number_unsigned()) {
+    return std::in_range<std::int64_t>(value.get<std::uint64_t>()) &&
+           value.get<std::int64_t>() >= min && value.get<std::int64_t>() <= max;
+  }
+  return value.is_number_integer() && value.get<std::int64_t>() >= min &&
+         value.get<std::int64_t>() <= max;
+}
+
+std::int64_t as_integer(const Json& value, const std::string& where, std::int64_t min,
+                        std::int64_t max) {
+  check(fits(value, min, max), "{} must be an integer from {} to {}, got {}", where, min, max,
+        shown(value));
+  return value.get<std::int64_t>();
+}
+
+double as_number(const Json& value, const std::string& where, double min, double max) {
+  const double number = value.is_number() ? value.get<double>() : std::nan("");
+  check(number >= min && number <= max, "{} must be a number from {} to {}, got {}", where, min,
+        max, shown(value));
+  return number;
+}
+
+bool as_flag(const Json& value, const std::string& where) {
+  check(value.is_boolean(), "{} must be true or false, got {}", where, shown(value));
+  return value.get<bool>();
+}
+
+std::string as_text(const Json& value, const std::string& where) {
+  check(value.is_string(), "{} must be a text, got {}", where, shown(value));
+  return value.get<std::string>();
+}
+
+// Calls f(element, its name in messages) for each element of a list, or for a value by itself.
+template <class F>
+auto each(const Json* value, const std::string& where, F&& f) {
+  std::vector<decltype(f(*value, where))> results;
+  if (value == nullptr) return results;
+  if (!value->is_array()) {
+    results.push_back(f(*value, where));
+    return results;
+  }
+  results.reserve(value->size());
+  for (std::size_t i = 0; i < value->size(); ++i) {
+    results.push_back(f((*value)[i], fmt::format("{}[{}]", where, i)));
+  }
+  return results;
+}
+
+}  // namespace
+
+struct Config::Value {
+  std::shared_ptr<const Json> json;  // keeps the whole document
+  std::string name;                  // of the file
+  std::string prefix;                // "rope_scaling." inside of that object
+
+  const Json* find(const std::string& key) const {
+    const auto found = json->find(key);
+    return found == json->end() || found->is_null() ? nullptr : &*found;
+  }
+  std::string where(const std::string& key) const {
+    return fmt::format("{}: {}{}", name, prefix, shown_name(key));
+  }
+  const Json& at(const std::string& key) const {
+    const Json* value = find(key);
+    check(value != nullptr, "{} is missing", where(key));
+    return *value;
+  }
+  Config inner(const Json& value, const std::string& place) const {
+    check(value.is_object(), "{} must be an object, got {}", place, shown(value));
+    return Config(std::make_shared<Value>(Value{std::shared_ptr<const Json>(json, &value), name,
+                                                place.substr(name.size() + 2) + "."}));
+  }
+};
+
+Config::Config()
+    : Config(std::make_shared<Value>(Value{std::make_shared<Json>(Json::object()), "config", ""})) {
+}
+
+Config Config::read(const std::string& path) { return parse(read_file(path, kLargestFile), path); }
+
+Config Config::parse(std::string_view text, const std::string& name) try {
+  check(text.size() <= kLargestFile, "{}: {} bytes, at most {} are expected", name, text.size(),
+        kLargestFile);
+  auto json = std::make_shared<Json>(Json::parse(text.begin(), text.end(), Watch(name)));
+  check(json->is_object(), "{}: expected a JSON object, got {}", name, shown(*json));
+  return Config(std::make_shared<Value>(Value{std::move(json), name, ""}));
+} catch (const Json::parse_error& error) {
+  // The parser's own message quotes the text it stumbled over, which may be all of the file.
+  fail("{}: not valid JSON at byte {}", name, error.byte);
+} catch (const Json::exception&) {
+  fail("{}: a number is out of range", name);
+} catch (const std::bad_alloc&) {
+  fail("{}: out of memory", name);
+}
+
+bool Config::has(const std::string& key) const { return value_->find(key) != nullptr; }
+
+std::vector<std::string> Config::keys() const {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : value_->json->items()) {
+    if (!value.is_null()) keys.push_back(key);
+  }
+  return keys;
+}
+
+std::string Config::where(const std::string& key) const { return value_->where(key); }
+
+std::int64_t Config::integer(const std::string& key, std::int64_t min, std::int64_t max) const {
+  return as_integer(value_->at(key), where(key), min, max);
+}
+std::int64_t Config::integer_or(const std::string& key, std::int64_t fallback, std::int64_t min,
+                                std::int64_t max) const {
+  return has(key) ? integer(key, min, max) : fallback;
+}
+
+double Config::number(const std::string& key, double min, double max) const {
+  return as_number(value_->at(key), where(key), min, max);
+}
+double Config::number_or(const std::string& key, double fallback, double min, double max) const {
+  return has(key) ? number(key, min, max) : fallback;
+}
+
+bool Config::flag(const std::string& key) const { return as_flag(value_->at(key), where(key)); }
+bool Config::flag_or(const std::string& key, bool fallback) const {
+  return has(key) ? flag(key) : fallback;
+}
+
+std::string Config::text(const std::string& key) const {
+  return as_text(value_->at(key), where(key));
+}
+std::string Config::text_or(const std::string& key, const std::string& fallback) const {
+  return has(key) ? text(key) : fallback;
+}
+
+Config Config::object(const std::string& key) const {
+  return value_->inner(value_->at(key), where(key));
+}
+
+std::vector<std::int64_t> Config::integers(const std::string& key, std::int64_t min,
+                                           std::int64_t max) const {
+  return each(value_->find(key), where(key), [&](const Json& value, const std::string& place) {
+    return as_integer(value, place, min, max);
+  });
+}
+
+std::vector<double> Config::numbers(const std::string& key, double min, double max) const {
+  return each(value_->find(key), where(key), [&](const Json& value, const std::string& place) {
+    return as_number(value, place, min, max);
+  });
+}
+
+std::vector<std::string> Config::texts(const std::string& key) const {
+  return each(value_->find(key), where(key), as_text);
+}
+
+std::vector<Config> Config::objects(const std::string& key) const {
+  return each(value_->find(key), where(key), [&](const Json& value, const std::string& place) {
+    return value_->inner(value, place);
+  });
+}
+
+std::map<std::string, std::string> Config::all_texts() const {
+  std::map<std::string, std::string> texts;
+  for (const auto& [key, value] : value_->json->items()) {
+    texts.emplace_hint(texts.end(), key, as_text(value, where(key)));
+  }
+  return texts;
+}
+
+}  // namespace qkv
