@@ -19,6 +19,7 @@ endif()
 # The AVX-512 headers of GCC 12 initialise a variable with itself on purpose and are warned about
 # for it, in whatever file they are inlined (GCC bug 105593).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  set_source_files_properties(src/cpu/bf16_x86.cpp src/cpu/engine_f32.cpp PROPERTIES
+  set_source_files_properties(src/cpu/bf16_x86.cpp src/cpu/engine_f32.cpp
+                              src/cpu/gemm_engine.cpp PROPERTIES
     COMPILE_OPTIONS -Wno-maybe-uninitialized)
 endif()

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "core/attention_problem.h"
+#include "core/op_problems.h"
 #include "qkv/tensor.h"
 
 namespace qkv {
@@ -20,8 +21,42 @@ class Backend {
   // Same shape; any strides; converts between dtypes.
   virtual void copy(const Tensor& from, Tensor& to) = 0;
 
-  // Over the last axis of x and y, both contiguous.
+  // Tensors of one shape, any strides; b may differ in dtype from a and y.
+  virtual void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) = 0;
+  // y = factor * x, any strides.
+  virtual void scale(const Tensor& x, double factor, Tensor& y) = 0;
+  // y has the rank of x and extent 1 along the axes summed over; it is contiguous, and of the dtype
+  // of x or f32.
+  virtual void sum(const Tensor& x, Tensor& y) = 0;
+
+  // Contiguous tensors of one shape and dtype.
+  virtual void activate(Activation f, const Tensor& x, Tensor& y) = 0;
+  virtual void activate_backward(Activation f, const Tensor& x, const Tensor& dy, Tensor& dx) = 0;
+  // y = f(gate) * up; rows may be strided (the halves of one product), y is contiguous.
+  virtual void gated(Activation f, const Tensor& gate, const Tensor& up, Tensor& y) = 0;
+  virtual void gated_backward(Activation f, const Tensor& gate, const Tensor& up, const Tensor& dy,
+                              Tensor& dgate, Tensor& dup) = 0;
+  virtual void dropout(const Tensor& x, double p, std::uint64_t seed, Tensor& y) = 0;
+
+  virtual void matmul(const MatmulProblem& problem) = 0;
+  virtual std::shared_ptr<const Packed> pack(const Tensor& weight) = 0;  // [N, K], any strides
+  virtual void linear(const LinearProblem& problem) = 0;
+
+  virtual void norm(const NormProblem& problem) = 0;
+  virtual void norm_backward(const NormBackward& problem) = 0;
+  virtual void rotary(const RotaryProblem& problem) = 0;
+  // ids i64 [n], contiguous, checked; table [V, D], rows contiguous; y [n, D].
+  virtual void embedding(const Tensor& ids, const Tensor& table, Tensor& y) = 0;
+  // dtable (f32, zero before) += rows of dy; ids equal to `padding` are passed over.
+  virtual void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t padding,
+                                  Tensor& dtable) = 0;
+  virtual void cross_entropy(const CrossEntropyProblem& problem) = 0;
+  virtual void cross_entropy_backward(const CrossEntropyBackward& problem) = 0;
+  virtual void adamw(const AdamWProblem& problem) = 0;
+
+  // Over the last axis; all contiguous.
   virtual void softmax(const Tensor& x, Tensor& y) = 0;
+  virtual void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) = 0;
 
   virtual void attention_forward(const AttentionProblem& problem, const AttentionResults& out) = 0;
   virtual void attention_backward(const AttentionProblem& problem,

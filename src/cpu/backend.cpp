@@ -5,52 +5,12 @@
 
 #include "core/check.h"
 #include "core/dispatch.h"
-#include "core/threads.h"
 #include "cpu/kernels.h"
 
 namespace qkv {
 namespace {
 
 constexpr std::size_t kAlignment = 64;  // one cache line, one AVX-512 register
-
-template <class To, class From>
-To convert(From value) {
-  if constexpr (std::is_same_v<To, From>) {
-    return value;
-  } else if constexpr (std::is_class_v<From>) {
-    return convert<To>(static_cast<float>(value));
-  } else if constexpr (std::is_class_v<To>) {
-    return To(static_cast<float>(value));
-  } else {
-    return static_cast<To>(value);
-  }
-}
-
-// Calls body(a, b, count, stride_a, stride_b) for each innermost run of two tensors of one shape.
-template <class A, class B, class Body>
-void for_each_run(const Tensor& x, const Tensor& y, Body body) {
-  const int rank = x.rank();
-  if (x.numel() == 0) return;
-  const A* a = x.data<A>();
-  B* b = y.data<B>();
-  if (rank == 0) return body(a, b, 1, 1, 1);
-  const std::int64_t run = x.size(-1), sa = x.stride(-1), sb = y.stride(-1);
-  const std::int64_t runs = x.numel() / run;
-  constexpr std::int64_t kRunsPerTask = 64;
-  parallel_for((runs + kRunsPerTask - 1) / kRunsPerTask, [&](std::int64_t task) {
-    const std::int64_t end = std::min(runs, (task + 1) * kRunsPerTask);
-    for (std::int64_t index = task * kRunsPerTask; index < end; ++index) {
-      std::int64_t rest = index, at_a = 0, at_b = 0;
-      for (int axis = rank - 2; axis >= 0; --axis) {
-        const std::int64_t i = rest % x.size(axis);
-        rest /= x.size(axis);
-        at_a += i * x.stride(axis);
-        at_b += i * y.stride(axis);
-      }
-      body(a + at_a, b + at_b, run, sa, sb);
-    }
-  });
-}
 
 class CpuBackend final : public Backend {
  public:
@@ -65,29 +25,61 @@ class CpuBackend final : public Backend {
 
   void fill(Tensor& x, double value) override {
     dispatch_all(x.dtype(), [&]<class T>() {
-      const T element = convert<T>(value);
+      const T element = [&] {
+        if constexpr (std::is_class_v<T>) {
+          return T(static_cast<float>(value));
+        } else {
+          return static_cast<T>(value);
+        }
+      }();
       T* data = x.data<T>();
       std::fill(data, data + x.numel(), element);
     });
   }
 
-  void copy(const Tensor& from, Tensor& to) override {
-    dispatch_all(from.dtype(), [&]<class From>() {
-      dispatch_all(to.dtype(), [&]<class To>() {
-        for_each_run<From, To>(
-            from, to,
-            [](const From* a, To* b, std::int64_t count, std::int64_t sa, std::int64_t sb) {
-              if (sa == 1 && sb == 1) {
-                std::transform(a, a + count, b, convert<To, From>);
-              } else {
-                for (std::int64_t i = 0; i < count; ++i) b[i * sb] = convert<To>(a[i * sa]);
-              }
-            });
-      });
-    });
-  }
+  void copy(const Tensor& from, Tensor& to) override { cpu::copy(from, to); }
 
+  void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) override {
+    cpu::binary(op, a, b, y);
+  }
+  void scale(const Tensor& x, double factor, Tensor& y) override { cpu::scale(x, factor, y); }
+  void sum(const Tensor& x, Tensor& y) override { cpu::sum(x, y); }
+  void activate(Activation f, const Tensor& x, Tensor& y) override { cpu::activate(f, x, y); }
+  void activate_backward(Activation f, const Tensor& x, const Tensor& dy, Tensor& dx) override {
+    cpu::activate_backward(f, x, dy, dx);
+  }
+  void gated(Activation f, const Tensor& gate, const Tensor& up, Tensor& y) override {
+    cpu::gated(f, gate, up, y);
+  }
+  void gated_backward(Activation f, const Tensor& gate, const Tensor& up, const Tensor& dy,
+                      Tensor& dgate, Tensor& dup) override {
+    cpu::gated_backward(f, gate, up, dy, dgate, dup);
+  }
+  void dropout(const Tensor& x, double p, std::uint64_t seed, Tensor& y) override {
+    cpu::dropout(x, p, seed, y);
+  }
+  void matmul(const MatmulProblem& problem) override { cpu::matmul(problem); }
+  std::shared_ptr<const Packed> pack(const Tensor& weight) override { return cpu::pack(weight); }
+  void linear(const LinearProblem& problem) override { cpu::linear(problem); }
+  void norm(const NormProblem& problem) override { cpu::norm(problem); }
+  void norm_backward(const NormBackward& problem) override { cpu::norm_backward(problem); }
+  void rotary(const RotaryProblem& problem) override { cpu::rotary(problem); }
+  void embedding(const Tensor& ids, const Tensor& table, Tensor& y) override {
+    cpu::embedding(ids, table, y);
+  }
+  void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t padding,
+                          Tensor& dtable) override {
+    cpu::embedding_backward(ids, dy, padding, dtable);
+  }
+  void cross_entropy(const CrossEntropyProblem& problem) override { cpu::cross_entropy(problem); }
+  void cross_entropy_backward(const CrossEntropyBackward& problem) override {
+    cpu::cross_entropy_backward(problem);
+  }
+  void adamw(const AdamWProblem& problem) override { cpu::adamw(problem); }
   void softmax(const Tensor& x, Tensor& y) override { cpu::softmax(x, y); }
+  void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override {
+    cpu::softmax_backward(y, dy, dx);
+  }
   void attention_forward(const AttentionProblem& problem, const AttentionResults& out) override {
     cpu::attention_forward(problem, out);
   }

@@ -133,8 +133,13 @@ QKV_AVX512_BF16 void dot_panels(const bf16* a, std::int64_t a_stride, const bf16
                                 std::int64_t b_stride, float* c, std::int64_t c_stride,
                                 const TileExtents& size, bool accumulate) {
   for (std::int64_t i = 0; i < size.rows; i += 8) {
-    dot_registers<8, kPanels>(a + i * a_stride, a_stride, b, b_stride, c + i * c_stride, c_stride,
-                              size.depth, accumulate);
+    const std::int64_t left = size.rows - i;  // one row of a decoder is one row
+    const auto run = left > 4   ? dot_registers<8, kPanels>
+                     : left > 2 ? dot_registers<4, kPanels>
+                     : left > 1 ? dot_registers<2, kPanels>
+                                : dot_registers<1, kPanels>;
+    run(a + i * a_stride, a_stride, b, b_stride, c + i * c_stride, c_stride, size.depth,
+        accumulate);
   }
 }
 
@@ -206,10 +211,54 @@ QKV_AMX inline void tile_block(const bf16* a, std::int64_t a_stride, const bf16*
   if (kTwoRows && kTwoColumns) _tile_stored(3, c_below + 16, c_bytes);
 }
 
+// Up to 16 rows by 64 columns: four streams of B from memory, asked for some tiles ahead.
+QKV_AMX inline void tile_row(const bf16* a, std::int64_t a_stride, const bf16* b,
+                             std::int64_t b_stride, float* c, std::int64_t c_stride,
+                             std::int64_t depth, bool accumulate) {
+  constexpr std::int64_t kTile = kDepth * kPanel, kAhead = 4 * kTile;
+  const std::int64_t c_bytes = c_stride * 4;
+  const auto fetch = [](const bf16* tile) {
+    for (std::int64_t i = 0; i < kTile; i += 32) __builtin_prefetch(tile + kAhead + i);
+  };
+  if (accumulate) {
+    _tile_loadd(0, c, c_bytes);
+    _tile_loadd(1, c + 16, c_bytes);
+    _tile_loadd(2, c + 32, c_bytes);
+    _tile_loadd(3, c + 48, c_bytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (std::int64_t k = 0; k < depth; k += kDepth, b += kTile) {
+    for (int stream = 0; stream < 4; ++stream) fetch(b + stream * b_stride);
+    _tile_loadd(4, a + k, a_stride * 2);
+    _tile_loadd(5, b, 64);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(6, b + b_stride, 64);
+    _tile_dpbf16ps(1, 4, 6);
+    _tile_loadd(7, b + 2 * b_stride, 64);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_loadd(5, b + 3 * b_stride, 64);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+  _tile_stored(0, c, c_bytes);
+  _tile_stored(1, c + 16, c_bytes);
+  _tile_stored(2, c + 32, c_bytes);
+  _tile_stored(3, c + 48, c_bytes);
+}
+
 QKV_AMX void multiply_tiles(const void* a, std::int64_t a_stride, const PackedOperand& b, float* c,
                             std::int64_t c_stride, const TileExtents& size, bool accumulate) {
   const std::int64_t stride = panel_stride(b.depth);
-  for (std::int64_t j = 0; j < size.columns; j += 32) {
+  std::int64_t j = 0;
+  for (; size.rows <= 16 && j + 48 < size.columns; j += 64) {
+    tile_row(static_cast<const bf16*>(a), a_stride,
+             static_cast<const bf16*>(b.data) + j / kPanel * stride, stride, c + j, c_stride,
+             size.depth, accumulate);
+  }
+  for (; j < size.columns; j += 32) {
     const auto* right = static_cast<const bf16*>(b.data) + j / kPanel * stride;
     const bool two_columns = j + 16 < size.columns;
     for (std::int64_t i = 0; i < size.rows; i += 32) {

@@ -8,60 +8,11 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // after foreach_target
 #include "cpu/gemm_tile-inl.h"
+#include "cpu/transpose-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
-
-#if HWY_TARGET != HWY_SCALAR
-HWY_INLINE void transpose_4x4(const float* from, std::int64_t from_stride, float* to,
-                              std::int64_t to_stride) {
-  const hn::FixedTag<float, 4> d;
-  const auto a = hn::LoadU(d, from), b = hn::LoadU(d, from + from_stride);
-  const auto e = hn::LoadU(d, from + 2 * from_stride), f = hn::LoadU(d, from + 3 * from_stride);
-  const auto ae_lo = hn::InterleaveLower(d, a, e), ae_hi = hn::InterleaveUpper(d, a, e);
-  const auto bf_lo = hn::InterleaveLower(d, b, f), bf_hi = hn::InterleaveUpper(d, b, f);
-  hn::StoreU(hn::InterleaveLower(d, ae_lo, bf_lo), d, to);
-  hn::StoreU(hn::InterleaveUpper(d, ae_lo, bf_lo), d, to + to_stride);
-  hn::StoreU(hn::InterleaveLower(d, ae_hi, bf_hi), d, to + 2 * to_stride);
-  hn::StoreU(hn::InterleaveUpper(d, ae_hi, bf_hi), d, to + 3 * to_stride);
-}
-#endif
-
-#if HWY_TARGET == HWY_AVX3
-// The same for 16 x 16, in four rounds of pairing: whole cache lines are stored.
-HWY_INLINE void transpose_16x16(const float* from, std::int64_t from_stride, float* to,
-                                std::int64_t to_stride) {
-  __m512 r[16], t[16];
-  HWY_UNROLL(16)
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(from + i * from_stride);
-  HWY_UNROLL(8)
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-  }
-  HWY_UNROLL(4)
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
-    r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
-    r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
-  HWY_UNROLL(2)
-  for (int i = 0; i < 16; i += 8) {
-    HWY_UNROLL(4)
-    for (int j = i; j < i + 4; ++j) {
-      t[j] = _mm512_shuffle_f32x4(r[j], r[j + 4], 0x88);
-      t[j + 4] = _mm512_shuffle_f32x4(r[j], r[j + 4], 0xdd);
-    }
-  }
-  HWY_UNROLL(8)
-  for (int j = 0; j < 8; ++j) {
-    _mm512_storeu_ps(to + j * to_stride, _mm512_shuffle_f32x4(t[j], t[j + 8], 0x88));
-    _mm512_storeu_ps(to + (j + 8) * to_stride, _mm512_shuffle_f32x4(t[j], t[j + 8], 0xdd));
-  }
-}
-#endif
 
 void pack_transposed(const void* source, std::int64_t stride, std::int64_t rows,
                      const TileExtents& size, void* packed) {

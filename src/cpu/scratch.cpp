@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64, kSmallest = 256;
 constexpr int kClasses = 17;                         // powers of two, 256 bytes to 16 MiB
-constexpr std::size_t kKeep = std::size_t{8} << 20;  // bytes a thread keeps
+constexpr std::size_t kKeep = std::size_t{16} << 20;  // bytes a thread keeps
 
 int class_of(std::size_t bytes) {
   return bytes <= kSmallest ? 0 : std::bit_width((bytes - 1) / kSmallest);

@@ -13,7 +13,7 @@ constexpr std::int64_t round_up(std::int64_t x, std::int64_t multiple) {
 }
 
 // 64-byte aligned; throws Error when there is not enough memory. A block given back is kept by its
-// thread (a few per size, 8 MiB in all) so that kernels in a loop do not pay for fresh pages.
+// thread (a few per size, 16 MiB in all) so that kernels in a loop do not pay for fresh pages.
 void* take_scratch(std::size_t bytes);
 void give_back_scratch(void* data, std::size_t bytes);
 

@@ -94,5 +94,7 @@ namespace cpu {
 
 const AttentionEngine* native_bf16_engine() { return in_use().bf16(); }
 
+void settle_target() { in_use(); }
+
 }  // namespace cpu
 }  // namespace qkv

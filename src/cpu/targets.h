@@ -8,4 +8,7 @@ namespace qkv::cpu {
 // The bf16 engine of the target in use; null when it has none and bf16 is computed in f32.
 const AttentionEngine* native_bf16_engine();
 
+// Before any HWY_DYNAMIC_DISPATCH: the target is chosen by the first kernel that runs.
+void settle_target();
+
 }  // namespace qkv::cpu

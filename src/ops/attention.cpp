@@ -8,6 +8,8 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "ops/attention_checks.h"
+#include "ops/layout.h"
+#include "qkv/autograd.h"
 #include "qkv/ops.h"
 
 namespace qkv {
@@ -53,6 +55,34 @@ Tensor rows_like(const char* name, const Tensor& given, const Tensor& lse, bool 
   return packed ? reshape(rows, {1, rows.size(0), rows.size(1)}) : rows;
 }
 
+// Uninitialised, like x in shape and layout but for its last extent: queries that are a view of
+// [B, S, H, D] get a result whose heads merge without a copy.
+Tensor empty_as(const Tensor& x, std::int64_t width) {
+  std::vector<std::int64_t> extents(x.shape().extents().begin(), x.shape().extents().end());
+  extents.back() = width;
+  return empty_in_layout(x, Shape(extents), x.dtype());
+}
+
+void record_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                      const AttentionForward& forward, const AttentionOptions& options) {
+  if (!Tape::recording()) return;
+  const Bias& bias = options.bias;
+  const Tensor learned = !bias.gradient          ? Tensor()
+                         : bias.values.defined() ? bias.values
+                         : bias.slopes.defined() ? bias.slopes
+                                                 : bias.table;
+  Tape::record_all("attention", {q, k, v, learned, options.sinks},
+                   {forward.out, forward.lse, forward.statistics.entropy},
+                   [q, k, v, forward, options](std::span<const Tensor> dout) {
+                     const Tensor dy = dout[0].defined() ? to(dout[0], q.dtype())
+                                                         : Tensor::zeros(forward.out.shape(),
+                                                                         {q.dtype(), q.device()});
+                     const AttentionGrads grads =
+                         attention_backward({dy, dout[1], dout[2]}, q, k, v, forward, options);
+                     return std::vector{grads.dq, grads.dk, grads.dv, grads.dbias, grads.dsinks};
+                   });
+}
+
 }  // namespace
 
 AttentionForward attention_forward(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -64,9 +94,7 @@ AttentionForward attention_forward(const Tensor& q, const Tensor& k, const Tenso
   const Device device = q.device();
 
   AttentionForward forward;
-  const Shape out_shape = packed ? Shape{q.size(0), q.size(1), v.size(2)}
-                                 : Shape{batch, problem.heads, rows, v.size(3)};
-  forward.out = Tensor::empty(out_shape, {q.dtype(), device});
+  forward.out = empty_as(q, v.size(-1));
   AttentionResults results;
   results.out = attention_batch(forward.out, packed);
   results.lse = Tensor::empty({batch, problem.heads, rows}, {DType::f32, device});
@@ -83,6 +111,7 @@ AttentionForward attention_forward(const Tensor& q, const Tensor& k, const Tenso
       *row = without_batch(*row);
     }
   }
+  record_attention(q, k, v, forward, options);
   return forward;
 }
 
@@ -113,9 +142,9 @@ AttentionGrads attention_backward(const AttentionOutputGrads& grads, const Tenso
   const Device device = q.device();
   const TensorOptions f32{DType::f32, device};
   AttentionGrads result;
-  result.dq = Tensor::empty(q.shape(), {q.dtype(), device});
-  result.dk = Tensor::empty(k.shape(), {k.dtype(), device});
-  result.dv = Tensor::empty(v.shape(), {v.dtype(), device});
+  result.dq = empty_as(q, q.size(-1));
+  result.dk = empty_as(k, k.size(-1));
+  result.dv = empty_as(v, v.size(-1));
   tensors.dq = attention_batch(result.dq, packed);
   tensors.dk = attention_batch(result.dk, packed);
   tensors.dv = attention_batch(result.dv, packed);

@@ -1,14 +1,20 @@
 // Operators that rearrange: transpose, permute, slice, reshape, expand; contiguous, to, concat.
+// Gradients travel the same way back.
 #include <algorithm>
+#include <array>
 
 #include "core/backend.h"
-#include "core/check.h"
+#include "ops/checks.h"
+#include "ops/layout.h"
+#include "ops/sum_to.h"
+#include "qkv/autograd.h"
 #include "qkv/ops.h"
 
 namespace qkv {
 namespace {
 
 int wrap_axis(const char* op, const Tensor& x, int axis) {
+  check_defined(op, "x", x);
   const int wrapped = axis < 0 ? axis + x.rank() : axis;
   check(wrapped >= 0 && wrapped < x.rank(), "{}: axis {} is out of range for shape {}", op, axis,
         x.shape());
@@ -21,8 +27,51 @@ std::vector<std::int64_t> strides_of(const Tensor& x) {
   return strides;
 }
 
+std::vector<std::int64_t> extents_of(const Tensor& x) {
+  return {x.shape().extents().begin(), x.shape().extents().end()};
+}
+
+// The strides under which x has another shape of as many elements; false when there are none.
+// Neighbouring axes that lie in memory as one may be cut anywhere; a cut cannot reach across
+// others.
+bool strides_for(const Tensor& x, const Shape& shape, std::array<std::int64_t, kMaxRank>& strides) {
+  const bool is_empty = x.numel() == 0;
+  int axis = x.rank() - 1, to = shape.rank() - 1;
+  std::int64_t row_major = 1;
+  for (int i = to; i >= 0 && is_empty; --i) {
+    strides[i] = row_major;
+    row_major *= std::max<std::int64_t>(shape[i], 1);
+  }
+  if (is_empty) return true;
+  while (to >= 0) {
+    while (axis >= 0 && x.size(axis) == 1) --axis;
+    // The largest block of axes from here on that lies as one, and its innermost stride.
+    std::int64_t block = axis >= 0 ? x.size(axis) : 1, step = axis >= 0 ? x.stride(axis) : 1;
+    const std::int64_t inner = step;
+    for (--axis; axis >= 0; --axis) {
+      if (x.size(axis) == 1) continue;
+      if (x.stride(axis) != block * inner) break;
+      block *= x.size(axis);
+    }
+    for (; to >= 0 && block % shape[to] == 0; --to) {
+      strides[to] = step;
+      step *= shape[to];
+      block /= shape[to];
+    }
+    if (block != 1) return false;
+  }
+  return true;
+}
+
 Tensor copy_as(const Tensor& x, DType dtype) {
   Tensor y = Tensor::empty(x.shape(), {dtype, x.device()});
+  backend(x.device()).copy(x, y);
+  return y;
+}
+
+// The same without moving elements past one another.
+Tensor convert(const Tensor& x, DType dtype) {
+  Tensor y = empty_in_layout(x, x.shape(), dtype);
   backend(x.device()).copy(x, y);
   return y;
 }
@@ -30,6 +79,7 @@ Tensor copy_as(const Tensor& x, DType dtype) {
 }  // namespace
 
 Tensor permute(const Tensor& x, const std::vector<int>& axes) {
+  check_defined("permute", "x", x);
   check(axes.size() == static_cast<std::size_t>(x.rank()),
         "permute: shape {} needs {} axes, got {}", x.shape(), x.rank(), axes.size());
   std::vector<std::int64_t> extents, strides;
@@ -41,13 +91,17 @@ Tensor permute(const Tensor& x, const std::vector<int>& axes) {
     extents.push_back(x.size(axis));
     strides.push_back(x.stride(axis));
   }
-  return x.view(Shape(extents), strides, 0);
+  std::vector<int> back(axes.size());
+  for (int axis = 0; axis < x.rank(); ++axis) back[wrap_axis("permute", x, axes[axis])] = axis;
+  return Tape::record("permute", {x}, x.view(Shape(extents), strides, 0),
+                      [back](const Tensor& dy) { return std::vector{permute(dy, back)}; });
 }
 
 Tensor transpose(const Tensor& x, int axis_a, int axis_b) {
+  const int a = wrap_axis("transpose", x, axis_a), b = wrap_axis("transpose", x, axis_b);
   std::vector<int> axes(static_cast<std::size_t>(x.rank()));
   for (int axis = 0; axis < x.rank(); ++axis) axes[axis] = axis;
-  std::swap(axes[wrap_axis("transpose", x, axis_a)], axes[wrap_axis("transpose", x, axis_b)]);
+  std::swap(axes[a], axes[b]);
   return permute(x, axes);
 }
 
@@ -57,10 +111,20 @@ Tensor slice(const Tensor& x, int axis, std::int64_t begin, std::int64_t end) {
         "slice: [{}, {}) is not within axis {} of shape {}", begin, end, axis, x.shape());
   std::vector<std::int64_t> extents(x.shape().extents().begin(), x.shape().extents().end());
   extents[at] = end - begin;
-  return x.view(Shape(extents), strides_of(x), begin * x.stride(at));
+  const Shape shape(extents);
+  // Nothing of nothing begins where there is no memory.
+  const std::int64_t first = shape.numel() > 0 ? begin * x.stride(at) : 0;
+  return Tape::record("slice", {x}, x.view(shape, strides_of(x), first),
+                      [whole = x.shape(), at, begin, end](const Tensor& dy) {
+                        Tensor dx = Tensor::zeros(whole, {dy.dtype(), dy.device()});
+                        Tensor part = slice(dx, at, begin, end);
+                        backend(dy.device()).copy(dy, part);
+                        return std::vector{dx};
+                      });
 }
 
 Tensor reshape(const Tensor& x, const std::vector<std::int64_t>& extents) {
+  check_defined("reshape", "x", x);
   std::vector<std::int64_t> wanted = extents;
   const auto unknown = std::find(wanted.begin(), wanted.end(), -1);
   if (unknown != wanted.end()) {
@@ -74,17 +138,17 @@ Tensor reshape(const Tensor& x, const std::vector<std::int64_t>& extents) {
   const Shape shape{std::span<const std::int64_t>(wanted)};
   check(shape.numel() == x.numel(), "reshape: {} has {} elements, {} has {}", x.shape(), x.numel(),
         shape, shape.numel());
-  const Tensor source = contiguous(x);
-  std::vector<std::int64_t> strides(wanted.size());
-  std::int64_t step = 1;
-  for (int axis = shape.rank() - 1; axis >= 0; --axis) {
-    strides[axis] = step;
-    step *= std::max<std::int64_t>(shape[axis], 1);
-  }
-  return source.view(shape, strides, 0);
+  std::array<std::int64_t, kMaxRank> strides{};
+  const bool is_view = strides_for(x, shape, strides);
+  const Tensor source = is_view ? x : contiguous(x);
+  if (!is_view) strides_for(source, shape, strides);
+  return Tape::record(
+      "reshape", {source}, source.view(shape, std::span(strides).first(wanted.size()), 0),
+      [before = extents_of(source)](const Tensor& dy) { return std::vector{reshape(dy, before)}; });
 }
 
 Tensor expand(const Tensor& x, const Shape& shape) {
+  check_defined("expand", "x", x);
   const int lead = shape.rank() - x.rank();
   check(lead >= 0, "expand: {} has more axes than {}", x.shape(), shape);
   std::vector<std::int64_t> strides(static_cast<std::size_t>(shape.rank()), 0);
@@ -93,15 +157,31 @@ Tensor expand(const Tensor& x, const Shape& shape) {
     check(have == want || have == 1, "expand: {} does not broadcast to {}", x.shape(), shape);
     if (have == want) strides[axis + lead] = x.stride(axis);
   }
-  return x.view(shape, strides, 0);
+  return Tape::record(
+      "expand", {x}, x.view(shape, strides, 0),
+      [before = x.shape()](const Tensor& dy) { return std::vector{sum_to(dy, before)}; });
 }
 
-Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : copy_as(x, x.dtype()); }
+Tensor contiguous(const Tensor& x) {
+  check_defined("contiguous", "x", x);
+  if (x.is_contiguous()) return x;
+  return Tape::record("contiguous", {x}, copy_as(x, x.dtype()),
+                      [](const Tensor& dy) { return std::vector{dy}; });
+}
 
-Tensor to(const Tensor& x, DType dtype) { return x.dtype() == dtype ? x : copy_as(x, dtype); }
+Tensor to(const Tensor& x, DType dtype) {
+  check_defined("to", "x", x);
+  if (x.dtype() == dtype) return x;
+  return Tape::record("to", {x}, convert(x, dtype), [before = x.dtype()](const Tensor& dy) {
+    return std::vector{is_floating(before) ? to(dy, before) : Tensor()};
+  });
+}
 
 Tensor concat(const std::vector<Tensor>& parts, int axis) {
   check(!parts.empty(), "concat: needs at least one tensor");
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    check(parts[i].defined(), "concat: part {} is undefined", i);
+  }
   const Tensor& first = parts.front();
   const int at = wrap_axis("concat", first, axis);
   std::vector<std::int64_t> extents(first.shape().extents().begin(), first.shape().extents().end());
@@ -120,10 +200,22 @@ Tensor concat(const std::vector<Tensor>& parts, int axis) {
   Tensor y = Tensor::empty(Shape(extents), {first.dtype(), first.device()});
   std::int64_t begin = 0;
   for (const Tensor& part : parts) {
-    Tensor target = slice(y, at, begin, begin + part.size(at));
-    backend(y.device()).copy(part, target);
+    extents[at] = part.size(at);
+    if (part.numel() > 0) {
+      Tensor target = y.view(Shape(extents), strides_of(y), begin * y.stride(at));
+      backend(y.device()).copy(part, target);
+    }
     begin += part.size(at);
   }
+  Tape::record_all("concat", parts, {y}, [parts, at](std::span<const Tensor> dy) {
+    std::vector<Tensor> dparts;
+    std::int64_t from = 0;
+    for (const Tensor& part : parts) {
+      dparts.push_back(slice(dy[0], at, from, from + part.size(at)));
+      from += part.size(at);
+    }
+    return dparts;
+  });
   return y;
 }
 

@@ -1,0 +1,96 @@
+// What the kernels of src/core/backend.h are asked: checked, broadcast, allocated.
+#pragma once
+
+#include <cstdint>
+
+#include "qkv/activation.h"
+#include "qkv/dtype.h"
+#include "qkv/tensor.h"
+
+namespace qkv {
+
+enum class BinaryOp : std::uint8_t { add, subtract, mul };
+
+// y = activation(a b + bias). When b is bf16, a and b are multiplied as bf16 and summed in f32;
+// else products are f32.
+struct MatmulProblem {
+  Tensor a;     // [B, M, K], any floating dtype, any strides (0 where an axis is broadcast)
+  Tensor b;     // [B, K, N], the same
+  Tensor bias;  // [N] contiguous, any floating dtype, or undefined
+  Activation activation = Activation::none;
+  Tensor y;  // [B, M, N], contiguous, any floating dtype
+};
+
+// A weight [N, K] as a backend likes it; what it is besides is the backend's own.
+struct Packed {
+  std::int64_t outputs = 0, inputs = 0;  // N, K
+  DType dtype = DType::f32;              // of the weight it was made from
+  Device device{};
+  virtual ~Packed() = default;
+};
+
+// y = activation(x W^T + bias) with the precision of MatmulProblem.
+struct LinearProblem {
+  Tensor x;  // [M, K], any floating dtype, rows contiguous
+  const Packed* weight = nullptr;
+  Tensor bias;  // as in MatmulProblem
+  Activation activation = Activation::none;
+  Tensor y;  // [M, N], contiguous, any floating dtype
+};
+
+// y = norm(x + residual), over rows of the last axis; everything contiguous.
+struct NormProblem {
+  Tensor x;         // [rows, D]
+  Tensor residual;  // like x, or undefined
+  Tensor weight;    // [D] or undefined
+  Tensor bias;      // [D] or undefined
+  bool centered = true;  // layer norm; false: RMS norm
+  float eps = 0, weight_offset = 0;
+  Tensor sum;         // x + residual, rounded to the dtype of x, before the norm; undefined without one
+  Tensor y;           // like x
+  Tensor mean, rstd;  // f32 [rows], or undefined when no gradient will be asked
+};
+struct NormBackward {
+  Tensor x;  // what was normed: the sum where there was a residual
+  Tensor weight, mean, rstd;
+  bool centered = true;
+  float weight_offset = 0;
+  Tensor dy;              // like x, or undefined (zero)
+  Tensor dsum;            // what reaches the sum from elsewhere, or undefined
+  Tensor dx;              // like x
+  Tensor dweight, dbias;  // f32 [D], or undefined
+};
+
+struct RotaryProblem {
+  Tensor x, y;      // [B, H, S, D]; any strides, but the last axis of y is contiguous
+  Tensor cos, sin;  // f32 [B or 1, S, R/2], last axis contiguous
+  bool interleaved = false;
+  bool inverse = false;  // turn back: the gradient
+};
+
+struct CrossEntropyProblem {
+  Tensor logits;   // [rows, V] contiguous
+  Tensor targets;  // i64 [rows] contiguous; ignore_index or 0 .. V-1
+  std::int64_t ignore_index = -100;
+  float label_smoothing = 0, z_loss = 0;
+  Tensor lse;   // f32 [rows]
+  Tensor loss;  // f32 []: the mean over the targets that count (NaN when none does)
+};
+struct CrossEntropyBackward {
+  const CrossEntropyProblem* forward = nullptr;
+  float dloss = 0;  // already divided by the count of targets
+  Tensor dlogits;   // like logits
+};
+
+// One step of AdamW on one parameter; all contiguous, of one size.
+struct AdamWProblem {
+  Tensor parameter;       // any floating dtype
+  Tensor gradient;        // f32
+  Tensor m, v;            // f32: running means of the gradient and its square
+  Tensor master;          // f32 copy of a 16-bit parameter, or undefined
+  float lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
+  float correction1 = 1, correction2 = 1;  // 1 - beta^t
+  float gradient_scale = 1;                // from clipping
+};
+
+}  // namespace qkv

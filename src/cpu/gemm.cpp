@@ -1,0 +1,219 @@
+// Matrix products: from problems to blocks and tasks for an engine (gemm_engine.h).
+//
+// A is packed once for all threads, some rows at a time; a task takes a range of columns, reads or
+// packs the panels of B it needs, sums over the whole depth and stores its part of y. The order of
+// every sum is the engine's alone: neither the tasks nor the number of threads change it.
+#include "cpu/gemm.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/threads.h"
+#include "cpu/kernels.h"
+#include "qkv/threads.h"
+
+namespace qkv::cpu {
+namespace {
+
+constexpr std::int64_t kLeftBytes = std::int64_t{8} << 20;  // of packed A
+constexpr std::int64_t kPackAlone = 1 << 15;                // elements one thread packs as soon
+constexpr double kTaskWork = 1 << 17;                       // products worth a task
+
+std::int64_t divide_up(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
+std::int64_t bytes_of(DType dtype, std::int64_t count) {
+  return count * static_cast<std::int64_t>(size_of(dtype));
+}
+
+// Rows [first, first + rows) of A, packed.
+class Left {
+ public:
+  Left(const Product& p, std::int64_t first, std::int64_t rows)
+      : engine_(p.engine),
+        room_(round_up(rows, engine_.row_multiple)),
+        data_(bytes_of(engine_.operand, divide_up(p.k, engine_.depth_block) * room_) *
+              engine_.left_stride) {
+    const std::int64_t piece =
+        rows * p.k <= kPackAlone ? room_ : round_up(32, engine_.row_multiple);
+    parallel_for(divide_up(room_, piece), [&](std::int64_t task) {
+      const std::int64_t begin = task * piece, end = std::min(room_, begin + piece);
+      for (std::int64_t k = 0; k < p.k; k += engine_.depth_block) {
+        pack(
+            p,
+            {first + begin, std::min(end, rows) - begin, k, std::min(engine_.depth_block, p.k - k)},
+            begin, end);
+      }
+    });
+  }
+
+  const std::byte* at(std::int64_t row, std::int64_t k) const {
+    return data_.get() + offset(row, k);
+  }
+
+ private:
+  std::int64_t offset(std::int64_t row, std::int64_t k) const {
+    return bytes_of(engine_.operand, (k / engine_.depth_block * room_ + row) * engine_.left_stride);
+  }
+  void pack(const Product& p, const Window& window, std::int64_t begin, std::int64_t end) {
+    const std::int64_t depth = round_up(window.columns, engine_.depth_multiple);
+    std::byte* to = data_.get() + offset(begin, window.column);
+    engine_.pack_left(p.a, window, {to, engine_.operand, p.round, engine_.left_stride, depth});
+    for (std::int64_t row = begin + window.rows; row < end; ++row) {
+      std::fill_n(data_.get() + offset(row, window.column), bytes_of(engine_.operand, depth),
+                  std::byte{});
+    }
+  }
+
+  const GemmEngine& engine_;
+  std::int64_t room_;
+  Scratch<std::byte> data_;
+};
+
+// How the columns and rows of a product become tasks.
+struct Plan {
+  std::int64_t columns;        // at once: sums of these are kept
+  std::int64_t steps;          // of so many columns, one after the other, make a task
+  std::int64_t rows;           // of a task
+  std::int64_t across, along;  // tasks
+};
+
+Plan make_plan(const Product& p, std::int64_t rows) {
+  constexpr std::int64_t kFewRows = 16, kNarrow = 96, kLow = 48;
+  const std::int64_t threads = num_threads();
+  const double work = static_cast<double>(rows) * static_cast<double>(p.n) *
+                      static_cast<double>(std::max<std::int64_t>(p.k, 16));
+  const std::int64_t wanted =
+      threads == 1 ? 1 : std::min<std::int64_t>(4 * threads, 1 + std::llround(work / kTaskWork));
+  Plan plan{};
+  if (rows <= kFewRows && p.packed != nullptr) {  // B streams by, panel after panel
+    plan.columns = p.engine.stream_columns;
+    plan.steps = divide_up(divide_up(p.n, plan.columns), wanted);
+    plan.rows = rows;
+  } else {
+    std::int64_t along = divide_up(rows, p.engine.most_rows);
+    std::int64_t across = divide_up(p.n, p.engine.most_columns);
+    while (along * across < wanted && p.n > across * kNarrow) ++across;
+    while (along * across < wanted && rows > along * kLow) ++along;
+    const std::int64_t panel = std::max(p.engine.panel, p.engine.native_columns);
+    plan.columns = round_up(divide_up(p.n, across), panel);
+    plan.steps = 1;
+    plan.rows = round_up(divide_up(rows, along), p.engine.row_multiple);
+  }
+  plan.across = divide_up(p.n, plan.columns * plan.steps);
+  plan.along = divide_up(rows, plan.rows);
+  return plan;
+}
+
+// The work of one task on its thread.
+class Worker {
+ public:
+  Worker(const Product& p, const Left& left, const Plan& plan, std::int64_t rows)
+      : p_(p), engine_(p.engine), left_(left) {
+    const std::int64_t columns = round_up(plan.columns, 32);
+    c_stride_ = columns + 16;
+    c_ = Scratch<float>(round_up(std::min(plan.rows, rows), engine_.row_multiple) * c_stride_);
+    widens_ = p.packed != nullptr && engine_.native == nullptr && p.packed->stored != DType::f32 &&
+              rows > engine_.narrow_rows;
+    if (p.packed == nullptr || widens_) {
+      block_dtype_ = engine_.native != nullptr ? DType::bf16 : DType::f32;
+      block_ = Scratch<std::byte>(bytes_of(block_dtype_, columns * engine_.depth_block));
+    }
+  }
+
+  // Rows [row, row + rows) of A, which are rows y_row .. of y.
+  void run(std::int64_t row, std::int64_t rows, std::int64_t y_row, std::int64_t column,
+           std::int64_t columns) {
+    const Finish finish = Finish{p_.bias, p_.activation, p_.y}.at(y_row, column);
+    if (p_.k == 0) {
+      std::fill_n(c_.get(), rows * c_stride_, 0.0f);
+      return finish_all(rows, columns, finish);
+    }
+    for (std::int64_t k = 0; k < p_.k; k += engine_.depth_block) {
+      const TileExtents size{rows, columns, std::min(engine_.depth_block, p_.k - k)};
+      const bool last = k + size.depth == p_.k;
+      engine_.multiply(engine_, {left_.at(row, k), right(k, size.depth, column, columns), c_.get(),
+                                 c_stride_, size, k > 0, last ? &finish : nullptr});
+    }
+  }
+
+ private:
+  RightBlock right(std::int64_t k, std::int64_t depth, std::int64_t column, std::int64_t columns) {
+    const std::int64_t padded = round_up(depth, engine_.depth_multiple) * engine_.panel;
+    if (p_.packed == nullptr) {
+      engine_.pack_right(engine_, p_.b, {k, depth, column, columns},
+                         {block_.get(), block_dtype_, padded});
+      return {block_.get(), block_dtype_, padded};
+    }
+    const CpuPacked& packed = *p_.packed;
+    const std::int64_t element = column / engine_.panel * packed.panel_stride + k * engine_.panel;
+    const RightBlock stored{packed.data() + bytes_of(packed.stored, element), packed.stored,
+                            packed.panel_stride};
+    if (!widens_) return stored;
+    engine_.widen(stored, depth, divide_up(columns, engine_.panel),
+                  reinterpret_cast<float*>(block_.get()));
+    return {block_.get(), DType::f32, padded};
+  }
+  void finish_all(std::int64_t rows, std::int64_t columns, const Finish& finish) {
+    for (std::int64_t j = 0; j < columns; j += kMostColumns) {
+      engine_.finish(c_.get() + j, c_stride_, rows, std::min(kMostColumns, columns - j),
+                     finish.at(0, j));
+    }
+  }
+
+  const Product& p_;
+  const GemmEngine& engine_;
+  const Left& left_;
+  std::int64_t c_stride_;
+  Scratch<float> c_;
+  bool widens_;
+  DType block_dtype_ = DType::f32;
+  Scratch<std::byte> block_;
+};
+
+// AMX configures its tiles around a run of products.
+class Running {
+ public:
+  explicit Running(const AttentionEngine* engine) : engine_(engine) {
+    if (engine_ != nullptr && engine_->begin != nullptr) engine_->begin();
+  }
+  ~Running() {
+    if (engine_ != nullptr && engine_->end != nullptr) engine_->end();
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  const AttentionEngine* engine_;
+};
+
+void multiply_rows(const Product& p, std::int64_t first, std::int64_t rows) {
+  const Left left(p, first, rows);
+  const Plan plan = make_plan(p, rows);
+  parallel_for(plan.across * plan.along, [&](std::int64_t task) {
+    Worker worker(p, left, plan, rows);
+    const Running running(p.engine.native);
+    const std::int64_t row = task / plan.across * plan.rows;
+    const std::int64_t column = task % plan.across * plan.columns * plan.steps;
+    const std::int64_t end = std::min(p.n, column + plan.columns * plan.steps);
+    for (std::int64_t j = column; j < end; j += plan.columns) {
+      worker.run(row, std::min(plan.rows, rows - row), first + row, j,
+                 std::min(plan.columns, end - j));
+    }
+  });
+}
+
+}  // namespace
+
+void multiply(const Product& p) {
+  if (p.m == 0 || p.n == 0) return;
+  const std::int64_t row_bytes =
+      bytes_of(p.engine.operand, p.engine.left_stride * divide_up(p.k, p.engine.depth_block));
+  const std::int64_t most =
+      std::max<std::int64_t>(192, kLeftBytes / std::max<std::int64_t>(1, row_bytes) / 96 * 96);
+  const std::int64_t times = divide_up(p.m, most);
+  const std::int64_t at_once = round_up(divide_up(p.m, times), 96);
+  for (std::int64_t row = 0; row < p.m; row += at_once) {
+    multiply_rows(p, row, std::min(at_once, p.m - row));
+  }
+}
+
+}  // namespace qkv::cpu

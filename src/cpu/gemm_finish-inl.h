@@ -1,0 +1,100 @@
+// What follows a matrix product: bias, activation, rounding to the dtype of the result. Per-target
+// code: included once per SIMD target.
+#if defined(QKV_CPU_GEMM_FINISH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QKV_CPU_GEMM_FINISH_INL_H_
+#undef QKV_CPU_GEMM_FINISH_INL_H_
+#else
+#define QKV_CPU_GEMM_FINISH_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/activation-inl.h"
+#include "cpu/gemm_engine.h"
+#include "cpu/rows-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace qkv::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+inline constexpr int kMostLanes = 16;  // of f32, on any target
+
+// One vector, rounded to the element type.
+template <class V>
+HWY_INLINE void store_as(V x, float* to) {
+  hn::StoreU(x, hn::ScalableTag<float>(), to);
+}
+template <class V>
+HWY_INLINE void store_as(V x, bf16* to) {
+  store_bf16(x, to);
+}
+template <class V>
+HWY_INLINE void store_as(V x, f16* to) {
+  const hn::ScalableTag<float> d;
+  if constexpr (kHalfByInstruction) {
+    const hn::Rebind<hwy::float16_t, decltype(d)> narrow;
+    hn::StoreU(hn::DemoteTo(narrow, x), narrow, reinterpret_cast<hwy::float16_t*>(to));
+  } else {
+    HWY_ALIGN float wide[kMostLanes];
+    hn::Store(x, d, wide);
+    for (std::size_t i = 0; i < hn::Lanes(d); ++i) to[i] = f16(wide[i]);
+  }
+}
+
+template <class T>
+struct FinishRows {
+  const float* c;  // whole vectors
+  std::int64_t c_stride, rows, columns;
+  const float* bias;
+  const Rows& y;
+
+  template <Activation kFunction>
+  HWY_INLINE void operator()() const {
+    const hn::ScalableTag<float> d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    const std::int64_t whole = columns / lanes * lanes;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const float* row = c + r * c_stride;
+      T* to = reinterpret_cast<T*>(y.data) + r * y.stride;
+      const auto value = [&](std::int64_t j) HWY_ATTR {
+        return apply<kFunction>(d, hn::Add(hn::LoadU(d, row + j), hn::Load(d, bias + j)));
+      };
+      for (std::int64_t j = 0; j < whole; j += lanes) store_as(value(j), to + j);
+      if (whole < columns) {
+        T last[kMostLanes];
+        store_as(value(whole), last);
+        std::copy_n(last, columns - whole, to + whole);
+      }
+    }
+  }
+};
+
+template <class T>
+HWY_NOINLINE void finish_rows_as(const float* c, std::int64_t c_stride, std::int64_t rows,
+                                 std::int64_t columns, const float* bias, const Finish& finish) {
+  dispatch_activation(finish.activation, FinishRows<T>{c, c_stride, rows, columns, bias, finish.y});
+}
+
+inline void finish_rows(const float* c, std::int64_t c_stride, std::int64_t rows,
+                        std::int64_t columns, const Finish& finish) {
+  HWY_ALIGN float bias[kMostColumns] = {};
+  const Rows& from = finish.bias;
+  if (from.data != nullptr) {
+    switch (from.dtype) {
+      case DType::bf16: load_row(reinterpret_cast<const bf16*>(from.data), 1, columns, bias); break;
+      case DType::f16: load_row(reinterpret_cast<const f16*>(from.data), 1, columns, bias); break;
+      default: load_row(reinterpret_cast<const float*>(from.data), 1, columns, bias);
+    }
+  }
+  const auto run = finish.y.dtype == DType::bf16  ? finish_rows_as<bf16>
+                   : finish.y.dtype == DType::f16 ? finish_rows_as<f16>
+                                                  : finish_rows_as<float>;
+  run(c, c_stride, rows, columns, bias, finish);
+}
+
+}  // namespace qkv::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

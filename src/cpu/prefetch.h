@@ -1,0 +1,34 @@
+// Asking for memory before it is needed: it answers while something else is computed. An address may
+// lie outside of any tensor; a prefetch does not fault.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace qkv::cpu {
+
+// Rows of a head lie a page apart, where no hardware looks ahead: so many rows early.
+inline constexpr std::int64_t kAhead = 6;
+
+// Bytes [begin, end) from `from` on, towards the second-level cache.
+inline void prefetch_later(const void* from, std::int64_t begin, std::int64_t end) {
+  const auto* bytes = static_cast<const std::byte*>(from);
+  for (std::int64_t i = begin / 64 * 64; i < end; i += 64) __builtin_prefetch(bytes + i, 0, 2);
+}
+
+// `bytes` of each row, `stride` bytes apart, to be written soon.
+inline void prefetch_to_write(const void* first, std::int64_t stride, std::int64_t rows,
+                              std::int64_t bytes) {
+  const auto* row = static_cast<const std::byte*>(first);
+  for (std::int64_t r = 0; r < rows; ++r, row += stride) {
+    for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 1);
+  }
+}
+
+// One row of `count` elements, to be read.
+template <class T>
+void prefetch_row(const T* x, std::int64_t count) {
+  prefetch_later(x, 0, count * static_cast<std::int64_t>(sizeof(T)));
+}
+
+}  // namespace qkv::cpu

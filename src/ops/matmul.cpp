@@ -1,0 +1,173 @@
+// matmul, linear, and linear with a packed weight.
+#include <algorithm>
+
+#include "core/backend.h"
+#include "core/check.h"
+#include "ops/sum_to.h"
+#include "qkv/autograd.h"
+#include "qkv/ops.h"
+
+namespace qkv {
+namespace {
+
+void check_floating(const char* op, const char* name, const Tensor& x) {
+  check(x.defined(), "{}: {} is undefined", op, name);
+  check(is_floating(x.dtype()), "{}: {} must be f32, bf16 or f16, got {}", op, name, x.dtype());
+}
+
+void check_bias(const char* op, const Tensor& bias, std::int64_t outputs) {
+  if (!bias.defined()) return;
+  check_floating(op, "bias", bias);
+  check(bias.rank() == 1 && bias.size(0) == outputs, "{}: bias must be [{}], got {}", op, outputs,
+        bias.shape());
+}
+
+// The leading (batch) axes of two operands, broadcast against each other.
+Shape batch_shape(const Tensor& a, const Tensor& b) {
+  const int rank = std::max(a.rank(), b.rank()) - 2;
+  std::vector<std::int64_t> extents(static_cast<std::size_t>(rank));
+  for (int i = 1; i <= rank; ++i) {
+    const std::int64_t m = i + 2 <= a.rank() ? a.size(-2 - i) : 1;
+    const std::int64_t n = i + 2 <= b.rank() ? b.size(-2 - i) : 1;
+    check(m == n || m == 1 || n == 1, "matmul: a {} and b {} do not broadcast", a.shape(),
+          b.shape());
+    extents[rank - i] = m == 1 ? n : m;
+  }
+  return Shape(extents);
+}
+
+// x as [B, rows, columns]: a view when the batch axes fold into one stride, else a copy.
+Tensor as_batch(const Tensor& x, const Shape& batch) {
+  std::vector<std::int64_t> extents(batch.extents().begin(), batch.extents().end());
+  extents.push_back(x.size(-2));
+  extents.push_back(x.size(-1));
+  const bool is_shared = x.numel() == x.size(-2) * x.size(-1);
+  if (is_shared || batch.rank() <= 1) {
+    const std::int64_t step = !is_shared && x.rank() > 2 ? x.stride(-3) : 0;
+    const std::int64_t strides[] = {step, x.stride(-2), x.stride(-1)};
+    return x.view({batch.numel(), x.size(-2), x.size(-1)}, strides, 0);
+  }
+  return reshape(expand(x, Shape(extents)), {batch.numel(), x.size(-2), x.size(-1)});
+}
+
+Tensor product(const Tensor& a, const Tensor& b, DType dtype) {
+  const TapePause pause;  // the caller records what this is part of
+  const Shape batch = batch_shape(a, b);
+  std::vector<std::int64_t> extents(batch.extents().begin(), batch.extents().end());
+  extents.push_back(a.size(-2));
+  extents.push_back(b.size(-1));
+  Tensor y = Tensor::empty(Shape(extents), {dtype, a.device()});
+  MatmulProblem problem;
+  problem.a = as_batch(a, batch);
+  problem.b = as_batch(b, batch);
+  problem.y = reshape(y, {batch.numel(), a.size(-2), b.size(-1)});
+  backend(a.device()).matmul(problem);
+  return y;
+}
+
+Tensor rows_of(const Tensor& x) {
+  std::int64_t rows = 1;
+  for (const std::int64_t extent : x.shape().extents().first(x.rank() - 1)) rows *= extent;
+  return reshape(contiguous(x), {rows, x.size(-1)});
+}
+
+Shape linear_shape(const Tensor& x, std::int64_t outputs) {
+  std::vector<std::int64_t> extents(x.shape().extents().begin(), x.shape().extents().end());
+  extents.back() = outputs;
+  return Shape(extents);
+}
+
+void check_linear(const Tensor& x, std::int64_t inputs, std::int64_t outputs, Device device) {
+  check_floating("linear", "x", x);
+  check(x.rank() >= 1 && x.size(-1) == inputs && inputs > 0,
+        "linear: the last axis of x {} must match the {} inputs of the weight [{}, {}]", x.shape(),
+        inputs, outputs, inputs);
+  check(x.device() == device, "linear: x is on {}, the weight on {}", x.device(), device);
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  check_floating("matmul", "a", a);
+  check_floating("matmul", "b", b);
+  check(a.rank() >= 2 && b.rank() >= 2 && a.size(-1) == b.size(-2),
+        "matmul: a [..., M, K] and b [..., K, N] are needed, got {} and {}", a.shape(), b.shape());
+  check(a.device() == b.device(), "matmul: a is on {}, b on {}", a.device(), b.device());
+  const Tensor y = product(a, b, a.dtype());
+  return Tape::record("matmul", {a, b}, y, [a, b](const Tensor& dy) {
+    // What was broadcast is summed over, and rounded after that.
+    const Shape batch = batch_shape(a, b);
+    const auto dtype = [&](const Tensor& x) {
+      return x.numel() == batch.numel() * x.size(-1) * x.size(-2) ? x.dtype() : DType::f32;
+    };
+    return std::vector{sum_to(product(dy, transpose(b, -1, -2), dtype(a)), a.shape()),
+                       sum_to(product(transpose(a, -1, -2), dy, dtype(b)), b.shape())};
+  });
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
+              const LinearOptions& options) {
+  check_floating("linear", "weight", weight);
+  check(weight.rank() == 2, "linear: weight must be [N, K], got {}", weight.shape());
+  const std::int64_t outputs = weight.size(options.transposed ? 1 : 0);
+  const std::int64_t inputs = weight.size(options.transposed ? 0 : 1);
+  check_linear(x, inputs, outputs, weight.device());
+  check_bias("linear", bias, outputs);
+  if (Tape::recording() && options.activation != Activation::none) {
+    // Backward needs what the activation saw.
+    return activate(linear(x, weight, bias, {.transposed = options.transposed}),
+                    options.activation);
+  }
+  const Tensor rows = rows_of(x);
+  Tensor y = Tensor::empty(linear_shape(x, outputs), {x.dtype(), x.device()});
+  const auto view = [](const Tensor& m, bool transposed) {
+    const std::int64_t strides[] = {0, m.stride(transposed ? 1 : 0), m.stride(transposed ? 0 : 1)};
+    return m.view({1, m.size(transposed ? 1 : 0), m.size(transposed ? 0 : 1)}, strides, 0);
+  };
+  MatmulProblem problem;
+  problem.a = view(rows, false);
+  problem.b = view(weight, !options.transposed);
+  problem.bias = bias.defined() ? contiguous(bias) : bias;
+  problem.activation = options.activation;
+  problem.y = y.view({1, rows.size(0), outputs},
+                     std::vector{rows.size(0) * outputs, outputs, std::int64_t{1}}, 0);
+  backend(x.device()).matmul(problem);
+  return Tape::record(
+      "linear", {rows, weight, bias}, y,
+      [rows, weight, bias, transposed = options.transposed](const Tensor& dy) {
+        const Tensor dyr = rows_of(contiguous(dy));
+        const Tensor w = transposed ? transpose(weight, 0, 1) : weight;  // [N, K]
+        const Tensor dx = product(dyr, w, rows.dtype());
+        const Tensor dw = transposed ? product(transpose(rows, 0, 1), dyr, DType::f32)
+                                     : product(transpose(dyr, 0, 1), rows, DType::f32);
+        // One row is its own sum, and to() then does nothing or widens.
+        const Tensor dbias = bias.defined() ? to(sum_to(dyr, bias.shape()), DType::f32) : Tensor();
+        return std::vector{dx, dw, dbias};
+      });
+}
+
+PackedWeight::PackedWeight(const Tensor& weight, bool transposed) {
+  check_floating("PackedWeight", "weight", weight);
+  check(weight.rank() == 2, "PackedWeight: weight must be [N, K], got {}", weight.shape());
+  packed_ = backend(weight.device()).pack(transposed ? transpose(weight, 0, 1) : weight);
+}
+
+Tensor linear(const Tensor& x, const PackedWeight& weight, const Tensor& bias,
+              Activation activation) {
+  check(weight.defined(), "linear: the packed weight is undefined");
+  const Packed& packed = *weight.get();
+  check_linear(x, packed.inputs, packed.outputs, packed.device);
+  check_bias("linear", bias, packed.outputs);
+  const Tensor rows = rows_of(x);
+  Tensor y = Tensor::empty(linear_shape(x, packed.outputs), {x.dtype(), x.device()});
+  LinearProblem problem;
+  problem.x = rows;
+  problem.weight = &packed;
+  problem.bias = bias.defined() ? contiguous(bias) : bias;
+  problem.activation = activation;
+  problem.y = rows_of(y);
+  if (y.numel() > 0) backend(x.device()).linear(problem);
+  return y;
+}
+
+}  // namespace qkv
