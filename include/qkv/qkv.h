@@ -1,13 +1,19 @@
 // Everything.
 #pragma once
 
+#include "qkv/activation.h"
 #include "qkv/attention.h"
+#include "qkv/autograd.h"
 #include "qkv/checkpoint.h"
 #include "qkv/cpu.h"
 #include "qkv/device.h"
 #include "qkv/dtype.h"
 #include "qkv/error.h"
+#include "qkv/generate.h"
+#include "qkv/models/model.h"
+#include "qkv/nn.h"
 #include "qkv/ops.h"
+#include "qkv/optim.h"
 #include "qkv/random.h"
 #include "qkv/study.h"
 #include "qkv/tensor.h"

@@ -1,0 +1,102 @@
+// Whole Transformers. A folder as Hugging Face writes it becomes a Model:
+//
+//   auto model = qkv::load_model("path/to/gpt2");
+//   qkv::Tensor logits = (*model)({.ids = ids}).logits;
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "qkv/nn.h"
+#include "qkv/tensor.h"
+
+namespace qkv {
+
+enum class ModelKind : std::uint8_t { encoder, decoder, encoder_decoder };
+std::string to_string(ModelKind kind);
+
+// What the config says that callers need to know.
+struct ModelInfo {
+  std::string family;        // model_type: "bert", "gpt2", "llama", ...
+  std::string architecture;  // "BertForMaskedLM", ...
+  ModelKind kind = ModelKind::encoder;
+  std::int64_t vocabulary = 0, hidden = 0, layers = 0, heads = 0;
+  std::int64_t max_positions = 0;  // 0: no limit
+  std::int64_t classes = 0;        // of a classifier
+  std::int64_t pad_id = -1, bos_id = -1, decoder_start_id = -1;
+  std::vector<std::int64_t> eos_ids;
+};
+
+struct ModelInput {
+  Tensor ids{};          // i32 or i64 [B, S]
+  Tensor mask{};         // [B, S], any dtype: 0 = padding; absent = all are tokens
+  Tensor token_types{};  // BERT: which of two texts, [B, S]
+  Tensor global{};       // Longformer: 1 = sees and is seen by all, [B, S]
+  Tensor decoder_ids{};  // encoder-decoders: [B, T]
+  Tensor memory{};       // encoder-decoders: the encoder's output, to skip the encoder
+};
+
+// How to run, as opposed to on what.
+struct ModelContext {
+  nn::KvCache* cache = nullptr;  // decoders: ids are what follows what the cache has seen
+  nn::Trace* trace = nullptr;    // of the only stack, or of the decoder
+  nn::Trace* encoder_trace = nullptr;
+  bool last_logits_only = false;  // logits of the last position, [B, 1, V]
+};
+
+// Undefined where the model has no such thing.
+struct ModelOutput {
+  Tensor logits;       // [B, S, V], or [B, classes]
+  Tensor last_hidden;  // [B, S, hidden], after the final norm
+  Tensor pooled;       // [B, hidden]: BERT's pooler
+  Tensor memory;       // [B, S, hidden]: the encoder's output of an encoder-decoder
+};
+
+class Model : public nn::Module {
+ public:
+  virtual ModelOutput operator()(const ModelInput& input,
+                                 const ModelContext& context = {}) const = 0;
+  // Makes tensors that stand for one another the same tensor. Called after parameters were set.
+  virtual void tie() {}
+
+  // The mean cross entropy of `labels` (-100 = ignored). Decoders predict label[t + 1] from t;
+  // encoder-decoders get labels shifted right behind decoder_start_id as decoder_ids; classifiers
+  // take labels [B].
+  Tensor loss(const ModelInput& input, const Tensor& labels) const;
+
+  const ModelInfo& info() const { return info_; }
+  const std::string& config_text() const { return config_text_; }
+
+ protected:
+  ModelInfo info_;
+
+ private:
+  friend struct ModelAccess;
+  std::string config_text_;
+};
+
+struct LoadOptions {
+  // Converts every weight; absent = as stored. 16-bit floating weights are multiplied as they are:
+  // f16 in f32 precision, bf16 by the machine's bf16 instructions.
+  std::optional<DType> dtype{};
+  // Copies the weights into memory, so that an optimiser may change them. Else they stay mapped.
+  bool writable = false;
+};
+// Reads config.json and model.safetensors (or the shards of model.safetensors.index.json) of a
+// folder. Everything missing, unexpected or of the wrong shape is listed in one Error.
+std::unique_ptr<Model> load_model(const std::string& folder, const LoadOptions& options = {});
+// A model of this config.json (a path, or one of model_presets()) with random weights.
+std::unique_ptr<Model> make_model(const std::string& config, std::uint64_t seed = 0,
+                                  DType dtype = DType::f32);
+std::vector<std::string> model_presets();
+// Writes config.json and model.safetensors, which load_model and transformers read back.
+void save_model(Model& model, const std::string& folder);
+
+// The mean of hidden states over the tokens that are not padding, each row of unit length: what
+// sentence encoders return. hidden [B, S, D] -> [B, D].
+Tensor mean_embedding(const Tensor& hidden, const Tensor& mask = {});
+
+}  // namespace qkv

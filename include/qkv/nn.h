@@ -1,0 +1,273 @@
+// Layers: structs that hold parameters, name them, and apply operators. What a model is made of.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "qkv/attention.h"
+#include "qkv/ops.h"
+#include "qkv/tensor.h"
+
+namespace qkv::nn {
+
+class Module;
+
+// Walks the parameters of a module. Names are those of the checkpoint: "encoder.layer.0.weight".
+class Visitor {
+ public:
+  // `shape` is what the module expects; the tensor may still be undefined.
+  using Visit = std::function<void(const std::string& name, Tensor& parameter, const Shape& shape)>;
+  explicit Visitor(Visit visit) : visit_(std::move(visit)) {}
+
+  void operator()(const std::string& name, Tensor& parameter, const Shape& shape) const;
+  // The parameters of `child`, behind "name."; an empty name adds nothing.
+  void operator()(const std::string& name, Module& child) const;
+  template <class Layer>
+  void operator()(const std::string& name, std::vector<Layer>& layers) const {
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      (*this)(name + "." + std::to_string(i), layers[i]);
+    }
+  }
+
+ private:
+  Visit visit_;
+  std::string prefix_;
+};
+
+// A struct that can name its parameters. Loading, saving, optimising, counting and moving are all
+// made of this one function.
+class Module {
+ public:
+  virtual ~Module() = default;
+  virtual void visit(const Visitor& visitor) = 0;
+};
+
+struct Parameter {
+  std::string name;
+  Tensor value;
+};
+// In the order of visit; a tensor that two names share appears once.
+std::vector<Parameter> parameters(Module& module);
+std::int64_t count_parameters(Module& module);
+// Draws every parameter: norms 1, biases 0, everything else normal with this deviation.
+void initialize(Module& module, std::uint64_t seed, float deviation = 0.02f,
+                DType dtype = DType::f32);
+
+struct LinearConfig {
+  std::int64_t inputs = 0, outputs = 0;
+  bool bias = true;
+  bool transposed = false;  // the weight is stored [inputs, outputs], as GPT-2 does
+};
+// x W^T + b. Outside a tape the weight is packed for the machine on first use and the pack is kept;
+// running it under a tape drops the pack, because the weight is about to change.
+class Linear final : public Module {
+ public:
+  Linear() = default;
+  explicit Linear(const LinearConfig& config);
+  void visit(const Visitor& visitor) override;
+  Tensor operator()(const Tensor& x, Activation activation = Activation::none) const;
+
+  Tensor weight, bias;
+
+ private:
+  struct Pack;
+  LinearConfig config_;
+  std::shared_ptr<Pack> pack_;
+};
+
+class Embedding final : public Module {
+ public:
+  Embedding() = default;
+  Embedding(std::int64_t rows, std::int64_t width, std::int64_t padding = -1);
+  void visit(const Visitor& visitor) override;
+  // [...] -> [..., width], always f32: 16-bit tables are for storage.
+  Tensor operator()(const Tensor& ids) const;
+
+  Tensor weight;
+
+ private:
+  std::int64_t rows_ = 0, width_ = 0, padding_ = -1;
+};
+
+class LayerNorm final : public Module {
+ public:
+  LayerNorm() = default;
+  LayerNorm(std::int64_t width, double eps) : width_(width), eps_(eps) {}
+  void visit(const Visitor& visitor) override;
+  Tensor operator()(const Tensor& x) const { return layer_norm(x, weight, bias, eps_); }
+  NormedSum operator()(const Tensor& x, const Tensor& residual) const {
+    return add_layer_norm(x, residual, weight, bias, eps_);
+  }
+
+  Tensor weight, bias;
+
+ private:
+  std::int64_t width_ = 0;
+  double eps_ = 1e-5;
+};
+
+class RmsNorm final : public Module {
+ public:
+  RmsNorm() = default;
+  RmsNorm(std::int64_t width, double eps, double weight_offset = 0)
+      : width_(width), eps_(eps), offset_(weight_offset) {}
+  void visit(const Visitor& visitor) override;
+  Tensor operator()(const Tensor& x) const { return rms_norm(x, weight, eps_, offset_); }
+  NormedSum operator()(const Tensor& x, const Tensor& residual) const {
+    return add_rms_norm(x, residual, weight, eps_, offset_);
+  }
+
+  Tensor weight;
+
+ private:
+  std::int64_t width_ = 0;
+  double eps_ = 1e-6, offset_ = 0;
+};
+
+// Keys and values of the past, per layer. Memory is reserved for `capacity` positions and taken
+// from the system as it is written, so nothing that was stored moves when the cache grows. A layer
+// with a window keeps the last `window` positions only.
+class KvCache {
+ public:
+  explicit KvCache(std::int64_t capacity = 0) : capacity_(capacity) {}
+
+  struct View {
+    Tensor keys, values;  // [B, Hk, stored, D]
+  };
+  // Stores new keys and values [B, Hk, S, D] of a layer and returns all that it has. `window` = 0
+  // keeps everything.
+  View append(std::size_t layer, const Tensor& keys, const Tensor& values, std::int64_t window = 0);
+  // What cross-attention computes once from the encoder's output.
+  bool has_memory(std::size_t layer) const;
+  void set_memory(std::size_t layer, const Tensor& keys, const Tensor& values);
+  View memory(std::size_t layer) const;
+
+  std::int64_t length() const { return length_; }  // positions seen so far
+  std::int64_t capacity() const { return capacity_; }
+  std::size_t bytes() const;  // reserved
+  // Row i becomes what row rows[i] was: beams that survive, sequences that ended.
+  void reorder(const std::vector<std::int64_t>& rows);
+  // Which positions hold tokens rather than padding, boolean [B, length]; undefined = all.
+  Tensor visible;
+
+ private:
+  struct Layer {
+    Tensor keys, values;  // [B, Hk, room, D]
+    std::int64_t stored = 0;
+    Tensor memory_keys, memory_values;
+  };
+  Layer& layer(std::size_t index);
+
+  std::int64_t capacity_ = 0, length_ = 0;
+  std::vector<Layer> layers_;
+};
+
+// Angles of rotary positions. `theta_i` = base^(-2i/R), changed by the scaling variants.
+struct RotaryConfig {
+  std::int64_t head_size = 0;  // R: how many elements of a head turn
+  double base = 10000;
+  std::string scaling = "default";  // default, linear, dynamic, llama3, yarn
+  double factor = 1;
+  double low_frequency_factor = 1, high_frequency_factor = 4;  // llama3
+  double beta_fast = 32, beta_slow = 1;                        // yarn
+  double attention_factor = 0;                                 // yarn; 0 = 0.1 ln(factor) + 1
+  std::int64_t original_positions = 0;                         // what the model was trained on
+};
+struct RotaryTables {
+  Tensor cos, sin;  // f32 [S, R/2] or [B, S, R/2]
+};
+class Rotary {
+ public:
+  Rotary() = default;
+  explicit Rotary(const RotaryConfig& config);
+  // positions i64 [S] or [B, S].
+  RotaryTables operator()(const Tensor& positions) const;
+
+ private:
+  RotaryConfig config_;
+  std::vector<double> frequencies_;
+  double magnitude_ = 1;
+};
+
+// sin in the first half of the columns and cos in the second (Marian), or alternating (the paper).
+Tensor sinusoidal_positions(std::int64_t positions, std::int64_t width, bool alternating = false);
+// The slopes of ALiBi (Press et al. 2022) for any number of heads: f32 [heads].
+Tensor alibi_slopes(std::int64_t heads);
+
+// What somebody who wants to look inside collects on the way.
+struct Trace {
+  bool attentions = false;  // also the weights of every layer: memory O(S^2)
+  std::vector<Tensor> hidden_states{}, attention_weights{}, cross_weights{};
+};
+
+struct AttentionConfig {
+  std::int64_t hidden = 0, heads = 0;
+  std::int64_t kv_heads = 0;       // 0: heads
+  std::int64_t head_size = 0;      // 0: hidden / heads
+  std::int64_t memory_hidden = 0;  // cross-attention: width of what is attended to; 0: hidden
+  bool bias = true, out_bias = true;
+  bool fused = false;  // q, k, v in one weight [hidden, 3 hidden], as GPT-2 stores it
+  bool causal = false;
+  bool cross = false;
+  std::int64_t window = 0;  // > 0: i - j < window
+  std::optional<float> scale{};
+  float softcap = 0;
+  std::optional<double> qk_norm_eps{};  // RMS norm of each head of q and k
+  // Names of the four projections in the checkpoint; with `fused`, q names the fused one.
+  std::string q = "q_proj", k = "k_proj", v = "v_proj", out = "o_proj";
+};
+
+struct AttentionCall {
+  Tensor memory{};  // cross-attention: [B, Sk, hidden]
+  Mask mask{};      // of padding; causal and window come from the config
+  Bias bias{};
+  const RotaryTables* rotary = nullptr;
+  KvCache* cache = nullptr;
+  std::size_t layer = 0;  // of the cache
+  Trace* trace = nullptr;
+};
+
+// Self-attention, masked or not, and cross-attention.
+class MultiHeadAttention final : public Module {
+ public:
+  MultiHeadAttention() = default;
+  explicit MultiHeadAttention(const AttentionConfig& config);
+  void visit(const Visitor& visitor) override;
+  // x [B, S, hidden] -> [B, S, hidden]
+  Tensor operator()(const Tensor& x, const AttentionCall& call) const;
+  const AttentionConfig& config() const { return config_; }
+
+  Linear q, k, v, out;  // q is the fused one when there is one
+  RmsNorm q_norm, k_norm;
+
+ private:
+  AttentionConfig config_;
+};
+
+struct FeedForwardConfig {
+  std::int64_t hidden = 0, inner = 0;
+  Activation activation = Activation::gelu;
+  bool gated = false;
+  bool bias = true;
+  bool transposed = false;
+  std::string up = "fc1", gate{}, down = "fc2";
+};
+// down(activation(up(x))), or down(activation(gate(x)) * up(x)).
+class FeedForward final : public Module {
+ public:
+  FeedForward() = default;
+  explicit FeedForward(const FeedForwardConfig& config);
+  void visit(const Visitor& visitor) override;
+  Tensor operator()(const Tensor& x) const;
+
+  Linear up, gate, down;
+
+ private:
+  FeedForwardConfig config_;
+};
+
+}  // namespace qkv::nn

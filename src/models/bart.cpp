@@ -1,0 +1,218 @@
+// The Transformer of 2017 as Marian and BART have it: encoder and decoder, norm after each part.
+// Marian has sinusoidal positions; BART learned ones, two rows further down, and a norm after the
+// embedding.
+#include <cmath>
+
+#include "core/check.h"
+#include "models/family.h"
+#include "models/padding.h"
+
+namespace qkv {
+namespace {
+
+constexpr double kEps = 1e-5;
+
+struct BartLayer final : nn::Module {
+  nn::MultiHeadAttention self_attn, encoder_attn;
+  nn::LayerNorm self_norm, encoder_norm, final_norm;
+  nn::FeedForward feed_forward;
+  bool is_decoder = false;
+
+  void visit(const nn::Visitor& visitor) override {
+    visitor("self_attn", self_attn);
+    visitor("self_attn_layer_norm", self_norm);
+    if (is_decoder) {
+      visitor("encoder_attn", encoder_attn);
+      visitor("encoder_attn_layer_norm", encoder_norm);
+    }
+    visitor("", feed_forward);
+    visitor("final_layer_norm", final_norm);
+  }
+};
+
+// One side: embedding, positions, layers.
+struct BartStack final : nn::Module {
+  std::string name;  // "encoder", "decoder"
+  bool learned_positions = true, embedding_norm = true, own_embedding = false;
+  double embed_scale = 1;
+  nn::Embedding tokens, positions;
+  Tensor sinusoids;
+  nn::LayerNorm norm;
+  std::vector<BartLayer> layers;
+
+  void visit(const nn::Visitor& visitor) override {
+    if (own_embedding) visitor("embed_tokens", tokens);
+    if (learned_positions) visitor("embed_positions", positions);
+    if (embedding_norm) visitor("layernorm_embedding", norm);
+    visitor("layers", layers);
+  }
+
+  Tensor embed(const Tensor& ids, std::int64_t past) const {
+    Tensor x = tokens(ids);
+    if (embed_scale != 1) x = scale(x, embed_scale);
+    const std::int64_t length = ids.size(1);
+    if (learned_positions) {
+      std::vector<std::int64_t> at(static_cast<std::size_t>(length));
+      for (std::int64_t i = 0; i < length; ++i) at[i] = past + i + 2;  // two rows are reserved
+      x = add(x, positions(Tensor::from(at, {length})));
+    } else {
+      x = add(x, slice(sinusoids, 0, past, past + length));
+    }
+    return embedding_norm ? norm(x) : x;
+  }
+};
+
+class Bart final : public Model {
+ public:
+  explicit Bart(const ModelSource& source) {
+    const Config& c = source.config;
+    info_ = source.info(ModelKind::encoder_decoder);
+    info_.hidden = c.integer("d_model", 1, kMaxWidth);
+    info_.max_positions = c.integer("max_position_embeddings", 1, kMaxPositions);
+    info_.layers = c.integer("encoder_layers", 1, kMaxLayers);
+    info_.heads = c.integer("encoder_attention_heads", 1, kMaxHeads);
+    shared_ = nn::Embedding(info_.vocabulary, info_.hidden, info_.pad_id);
+    build(encoder_, "encoder", source);
+    build(decoder_, "decoder", source);
+    has_shared_ = !source.has_checkpoint || source.stores("model.shared.weight");
+    head_ = nn::Linear({info_.hidden, info_.vocabulary});
+    untied_ = source.has_checkpoint && source.stores("lm_head.weight");
+    has_bias_ = !source.has_checkpoint || source.stores("final_logits_bias");
+  }
+
+  void visit(const nn::Visitor& visitor) override {
+    if (has_shared_) visitor("model.shared", shared_);
+    visitor("model.encoder", encoder_);
+    visitor("model.decoder", decoder_);
+    if (untied_) visitor("lm_head.weight", head_.weight, {info_.vocabulary, info_.hidden});
+    if (has_bias_) visitor("final_logits_bias", logits_bias_, {1, info_.vocabulary});
+  }
+  void tie() override {
+    if (!has_shared_)
+      shared_.weight = encoder_.own_embedding ? encoder_.tokens.weight : decoder_.tokens.weight;
+    if (!encoder_.own_embedding) encoder_.tokens.weight = shared_.weight;
+    if (!decoder_.own_embedding) decoder_.tokens.weight = shared_.weight;
+    if (!untied_) head_.weight = decoder_.tokens.weight;
+    // A constant of the checkpoint, not a parameter: nothing trains it.
+    head_.bias = has_bias_ ? reshape(logits_bias_, {info_.vocabulary}) : Tensor();
+  }
+
+  ModelOutput operator()(const ModelInput& input, const ModelContext& context) const override {
+    const char* name = info_.family.c_str();
+    ModelOutput output;
+    Mask padding;
+    if (input.ids.defined()) {
+      check_ids(name, input.ids);
+      padding = padding_mask(name, input.mask, input.ids);
+    } else {
+      check(input.memory.defined(), "{}: ids or memory are needed", name);
+      padding = memory_mask(name, input);
+    }
+    output.memory = input.memory.defined() ? input.memory : encode(input, padding, context);
+    if (!input.decoder_ids.defined()) return output;
+    output.last_hidden = decode(input, output.memory, padding, context);
+    output.logits = head_(head_rows(output.last_hidden, context));
+    return output;
+  }
+
+ private:
+  static Mask memory_mask(const char* name, const ModelInput& input) {
+    if (!input.mask.defined()) return {};
+    check(input.mask.rank() == 2 && input.mask.size(0) == input.memory.size(0) &&
+              input.mask.size(1) == input.memory.size(1),
+          "{}: mask {} does not fit memory {}", name, input.mask.shape(), input.memory.shape());
+    return padding_mask(name, input.mask, input.mask);
+  }
+
+  void build(BartStack& stack, const std::string& side, const ModelSource& source) {
+    const Config& c = source.config;
+    const bool is_marian = info_.family == "marian", is_decoder = side == "decoder";
+    const std::int64_t hidden = info_.hidden;
+    stack.name = side;
+    stack.learned_positions = !is_marian;
+    stack.embedding_norm = !is_marian;
+    stack.own_embedding =
+        source.has_checkpoint && source.stores("model." + side + ".embed_tokens.weight");
+    stack.embed_scale =
+        c.flag_or("scale_embedding", false) ? std::sqrt(static_cast<double>(hidden)) : 1;
+    stack.tokens = nn::Embedding(info_.vocabulary, hidden, info_.pad_id);
+    if (is_marian) {
+      check(info_.max_positions <= 1 << 20, "{} is absurd: {}", c.where("max_position_embeddings"),
+            info_.max_positions);
+      stack.sinusoids = nn::sinusoidal_positions(info_.max_positions, hidden);
+    } else {
+      stack.positions = nn::Embedding(info_.max_positions + 2, hidden);
+    }
+    stack.norm = nn::LayerNorm(hidden, kEps);
+    const std::int64_t heads = c.integer(side + "_attention_heads", 1, kMaxHeads);
+    nn::AttentionConfig attention{
+        .hidden = hidden, .heads = heads, .causal = is_decoder, .out = "out_proj"};
+    nn::AttentionConfig cross{.hidden = hidden, .heads = heads, .cross = true, .out = "out_proj"};
+    const nn::FeedForwardConfig feed_forward{
+        .hidden = hidden,
+        .inner = c.integer(side + "_ffn_dim", 1, kMaxWidth),
+        .activation = activation_from_string(c.text_or("activation_function", "gelu"))};
+    const std::int64_t count = c.integer(side + "_layers", 1, kMaxLayers);
+    for (std::int64_t i = 0; i < count; ++i) {
+      BartLayer layer;
+      layer.is_decoder = is_decoder;
+      layer.self_attn = nn::MultiHeadAttention(attention);
+      if (is_decoder) layer.encoder_attn = nn::MultiHeadAttention(cross);
+      layer.self_norm = nn::LayerNorm(hidden, kEps);
+      layer.encoder_norm = nn::LayerNorm(hidden, kEps);
+      layer.final_norm = nn::LayerNorm(hidden, kEps);
+      layer.feed_forward = nn::FeedForward(feed_forward);
+      stack.layers.push_back(std::move(layer));
+    }
+  }
+
+  Tensor encode(const ModelInput& input, const Mask& padding, const ModelContext& context) const {
+    check_length(info_.family.c_str(), input.ids.size(1), info_.max_positions);
+    nn::Trace* trace = context.encoder_trace;
+    nn::AttentionCall call{.mask = padding, .trace = trace};
+    Tensor x = encoder_.embed(input.ids, 0);
+    if (trace != nullptr) trace->hidden_states.push_back(x);
+    for (const BartLayer& layer : encoder_.layers) {
+      x = layer.self_norm(layer.self_attn(x, call), x).normed;
+      x = layer.final_norm(layer.feed_forward(x), x).normed;
+      if (trace != nullptr) trace->hidden_states.push_back(x);
+    }
+    return x;
+  }
+
+  Tensor decode(const ModelInput& input, const Tensor& memory, const Mask& padding,
+                const ModelContext& context) const {
+    check_ids(info_.family.c_str(), input.decoder_ids);
+    const std::int64_t past = context.cache != nullptr ? context.cache->length() : 0;
+    check_length(info_.family.c_str(), past + input.decoder_ids.size(1), info_.max_positions);
+    nn::Trace* trace = context.trace;
+    nn::AttentionCall self{.cache = context.cache, .trace = trace};
+    nn::AttentionCall cross{
+        .memory = memory, .mask = padding, .cache = context.cache, .trace = trace};
+    Tensor x = decoder_.embed(input.decoder_ids, past);
+    if (trace != nullptr) trace->hidden_states.push_back(x);
+    for (std::size_t i = 0; i < decoder_.layers.size(); ++i) {
+      const BartLayer& layer = decoder_.layers[i];
+      self.layer = cross.layer = i;
+      x = layer.self_norm(layer.self_attn(x, self), x).normed;
+      x = layer.encoder_norm(layer.encoder_attn(x, cross), x).normed;
+      x = layer.final_norm(layer.feed_forward(x), x).normed;
+      if (trace != nullptr) trace->hidden_states.push_back(x);
+    }
+    return x;
+  }
+
+  nn::Embedding shared_;
+  BartStack encoder_, decoder_;
+  nn::Linear head_;
+  Tensor logits_bias_;
+  bool has_shared_ = true, untied_ = false, has_bias_ = true;
+};
+
+}  // namespace
+
+std::unique_ptr<Model> make_bart(const ModelSource& source) {
+  return std::make_unique<Bart>(source);
+}
+
+}  // namespace qkv

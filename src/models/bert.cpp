@@ -1,0 +1,295 @@
+// BERT and the encoders built like it: RoBERTa (positions count from the padding id), DistilBERT
+// (no token types, other names), Longformer (attention within a window).
+#include <algorithm>
+
+#include "core/check.h"
+#include "models/family.h"
+#include "models/longformer.h"
+#include "models/padding.h"
+
+namespace qkv {
+namespace {
+
+// How a family spells its parts.
+struct BertNames {
+  const char *layers, *q, *k, *v, *attention_out, *attention_norm, *up, *down, *out_norm;
+};
+constexpr BertNames kBert{
+    "encoder.layer",        "attention.self.query",   "attention.self.key",
+    "attention.self.value", "attention.output.dense", "attention.output.LayerNorm",
+    "intermediate.dense",   "output.dense",           "output.LayerNorm"};
+constexpr BertNames kDistilBert{"transformer.layer", "attention.q_lin",   "attention.k_lin",
+                                "attention.v_lin",   "attention.out_lin", "sa_layer_norm",
+                                "ffn.lin1",          "ffn.lin2",          "output_layer_norm"};
+
+enum class Head : std::uint8_t { none, masked_lm, classifier };
+
+Head head_of(const std::string& architecture) {
+  if (architecture.ends_with("ForMaskedLM") || architecture.ends_with("ForPreTraining")) {
+    return Head::masked_lm;
+  }
+  if (architecture.ends_with("ForSequenceClassification")) return Head::classifier;
+  check(architecture.ends_with("Model"),
+        "architecture {} is not supported; there are Model, ForMaskedLM, ForPreTraining and "
+        "ForSequenceClassification",
+        architecture);
+  return Head::none;
+}
+
+struct BertLayer final : nn::Module {
+  const BertNames* names = &kBert;
+  bool is_longformer = false;
+  nn::MultiHeadAttention attention;
+  LongformerAttention window_attention;
+  nn::LayerNorm attention_norm, out_norm;
+  nn::FeedForward feed_forward;
+
+  void visit(const nn::Visitor& visitor) override {
+    if (is_longformer) {
+      visitor("attention", window_attention);
+    } else {
+      visitor("", attention);
+    }
+    visitor(names->attention_norm, attention_norm);
+    visitor("", feed_forward);
+    visitor(names->out_norm, out_norm);
+  }
+};
+
+class Bert final : public Model {
+ public:
+  explicit Bert(const ModelSource& source) {
+    const Config& c = source.config;
+    info_ = source.info(ModelKind::encoder);
+    const std::string& family = info_.family;
+    names_ = family == "distilbert" ? kDistilBert : kBert;
+    base_ = family;
+    counts_from_padding_ = family == "roberta" || family == "longformer";
+    head_kind_ = head_of(info_.architecture);
+    prefix_ = head_kind_ == Head::none && !source.has_checkpoint
+                  ? ""
+                  : source.prefix(base_, "embeddings.word_embeddings.weight");
+    build_embeddings(source);
+    build_layers(c);
+    build_head(source);
+  }
+
+  void visit(const nn::Visitor& visitor) override {
+    visitor(prefix_ + "embeddings.word_embeddings", words_);
+    visitor(prefix_ + "embeddings.position_embeddings", positions_);
+    if (has_types_) visitor(prefix_ + "embeddings.token_type_embeddings", types_);
+    visitor(prefix_ + "embeddings.LayerNorm", embedding_norm_);
+    visitor(prefix_ + names_.layers, layers_);
+    if (has_pooler_) visitor(prefix_ + "pooler.dense", pooler_);
+    if (head_kind_ != Head::none) visit_head(visitor);
+  }
+  void tie() override {
+    if (head_kind_ == Head::masked_lm && !untied_) decoder_.weight = words_.weight;
+  }
+
+  ModelOutput operator()(const ModelInput& input, const ModelContext& context) const override {
+    const char* name = info_.family.c_str();
+    check_ids(name, input.ids);
+    check_length(name, input.ids.size(1), info_.max_positions);
+    check(context.cache == nullptr, "{}: an encoder has no use for a cache", name);
+    const Mask mask = padding_mask(name, input.mask, input.ids);
+    Tensor x = embed(input);
+    const auto look = [&] {
+      if (context.trace != nullptr) context.trace->hidden_states.push_back(x);
+    };
+    look();
+    nn::AttentionCall call{.mask = mask, .trace = context.trace};
+    LongformerAttention::Call window{.padding = mask, .global = input.global};
+    if (input.global.defined()) window.global = to(input.global, DType::boolean);
+    if (input.mask.defined() && info_.family == "longformer") {
+      window.visible = reshape(to(to(input.mask, DType::boolean), DType::f32),
+                               {input.ids.size(0), input.ids.size(1), 1});
+    }
+    for (const BertLayer& layer : layers_) {
+      const Tensor attended =
+          layer.is_longformer ? layer.window_attention(x, window) : layer.attention(x, call);
+      x = layer.attention_norm(attended, x).normed;
+      x = layer.out_norm(layer.feed_forward(x), x).normed;
+      look();
+    }
+    ModelOutput output;
+    output.last_hidden = x;
+    if (has_pooler_) output.pooled = pooler_(first_token(x), Activation::tanh);
+    if (head_kind_ == Head::masked_lm) {
+      output.logits = decoder_(transform_norm_(transform_(x, activation_)));
+    } else if (head_kind_ == Head::classifier) {
+      output.logits = classify(output);
+    }
+    return output;
+  }
+
+ private:
+  void build_embeddings(const ModelSource& source) {
+    const Config& c = source.config;
+    const bool is_distil = info_.family == "distilbert";
+    info_.max_positions = c.integer("max_position_embeddings", 1, kMaxPositions);
+    eps_ = is_distil ? 1e-12 : c.number_or("layer_norm_eps", 1e-12, 0, 1);
+    activation_ =
+        activation_from_string(c.text_or(is_distil ? "activation" : "hidden_act", "gelu"));
+    const std::int64_t hidden = info_.hidden;
+    const std::int64_t padding = counts_from_padding_ ? info_.pad_id : -1;
+    check(!counts_from_padding_ || padding >= 0, "{}: {} is needed to count positions",
+          info_.family, c.where("pad_token_id"));
+    words_ = nn::Embedding(info_.vocabulary, hidden, padding);
+    positions_ = nn::Embedding(info_.max_positions, hidden, padding);
+    if (counts_from_padding_) info_.max_positions -= padding + 1;
+    has_types_ = !is_distil;
+    type_count_ = has_types_ ? c.integer_or("type_vocab_size", 2, 1, kMaxWidth) : 0;
+    if (has_types_) types_ = nn::Embedding(type_count_, hidden);
+    embedding_norm_ = nn::LayerNorm(hidden, eps_);
+  }
+
+  void build_layers(const Config& c) {
+    const std::int64_t hidden = info_.hidden;
+    const bool is_longformer = info_.family == "longformer";
+    std::vector<std::int64_t> windows = c.integers("attention_window", 2, kMaxPositions);
+    if (windows.size() == 1) windows.resize(static_cast<std::size_t>(info_.layers), windows[0]);
+    check(!is_longformer || windows.size() == static_cast<std::size_t>(info_.layers),
+          "{} has {} entries for {} layers", c.where("attention_window"), windows.size(),
+          info_.layers);
+    const std::int64_t inner =
+        c.integer(c.has("hidden_dim") ? "hidden_dim" : "intermediate_size", 1, kMaxWidth);
+    for (std::int64_t i = 0; i < info_.layers; ++i) {
+      BertLayer layer;
+      layer.names = info_.family == "distilbert" ? &kDistilBert : &kBert;
+      layer.is_longformer = is_longformer;
+      if (is_longformer) {
+        layer.window_attention = LongformerAttention(hidden, info_.heads, windows[i]);
+      } else {
+        layer.attention = nn::MultiHeadAttention({.hidden = hidden,
+                                                  .heads = info_.heads,
+                                                  .q = names_.q,
+                                                  .k = names_.k,
+                                                  .v = names_.v,
+                                                  .out = names_.attention_out});
+      }
+      layer.attention_norm = nn::LayerNorm(hidden, eps_);
+      layer.out_norm = nn::LayerNorm(hidden, eps_);
+      layer.feed_forward = nn::FeedForward({.hidden = hidden,
+                                            .inner = inner,
+                                            .activation = activation_,
+                                            .up = names_.up,
+                                            .down = names_.down});
+      layers_.push_back(std::move(layer));
+    }
+  }
+
+  void build_head(const ModelSource& source) {
+    const std::int64_t hidden = info_.hidden;
+    // A pooler is used by what stores one; RoBERTa's classifier has its own.
+    const bool may_pool = info_.family != "distilbert" && head_kind_ != Head::masked_lm;
+    has_pooler_ =
+        may_pool && (source.has_checkpoint ? source.stores(prefix_ + "pooler.dense.weight")
+                                           : !counts_from_padding_);
+    if (has_pooler_) pooler_ = nn::Linear({hidden, hidden});
+    if (head_kind_ == Head::masked_lm) {
+      transform_ = nn::Linear({hidden, hidden});
+      transform_norm_ = nn::LayerNorm(hidden, eps_);
+      decoder_ = nn::Linear({hidden, info_.vocabulary});
+      untied_ = source.is_untied(decoder_name());
+    } else if (head_kind_ == Head::classifier) {
+      if (info_.classes == 0) info_.classes = 2;
+      transform_ = nn::Linear({hidden, hidden});
+      decoder_ = nn::Linear({hidden, info_.classes});
+    }
+  }
+
+  std::string decoder_name() const {
+    if (info_.family == "distilbert") return "vocab_projector.weight";
+    return counts_from_padding_ ? "lm_head.decoder.weight" : "cls.predictions.decoder.weight";
+  }
+
+  void visit_head(const nn::Visitor& visitor) {
+    const bool is_distil = info_.family == "distilbert";
+    if (head_kind_ == Head::classifier) {
+      if (is_distil) visitor("pre_classifier", transform_);
+      if (counts_from_padding_) visitor("classifier.dense", transform_);
+      visitor(counts_from_padding_ ? "classifier.out_proj" : "classifier", decoder_);
+      return;
+    }
+    const std::int64_t classes = info_.vocabulary;
+    if (is_distil) {
+      visitor("vocab_transform", transform_);
+      visitor("vocab_layer_norm", transform_norm_);
+      visitor("vocab_projector.bias", decoder_.bias, {classes});
+    } else if (counts_from_padding_) {
+      visitor("lm_head.dense", transform_);
+      visitor("lm_head.layer_norm", transform_norm_);
+      visitor("lm_head.bias", decoder_.bias, {classes});
+    } else {
+      visitor("cls.predictions.transform.dense", transform_);
+      visitor("cls.predictions.transform.LayerNorm", transform_norm_);
+      visitor("cls.predictions.bias", decoder_.bias, {classes});
+    }
+    if (untied_) visitor(decoder_name(), decoder_.weight, {classes, info_.hidden});
+  }
+
+  Tensor position_ids(const ModelInput& input) const {
+    const std::int64_t batch = input.ids.size(0), length = input.ids.size(1);
+    std::vector<std::int64_t> at(static_cast<std::size_t>(length));
+    for (std::int64_t i = 0; i < length; ++i) at[i] = i;
+    if (!counts_from_padding_) return Tensor::from(at, {length});
+    const std::vector<std::int64_t> ids = to(input.ids, DType::i64).to_vector<std::int64_t>();
+    at.resize(ids.size());
+    for (std::int64_t b = 0; b < batch; ++b) {
+      std::int64_t seen = 0;
+      for (std::int64_t i = b * length; i < (b + 1) * length; ++i) {
+        at[i] = ids[i] == info_.pad_id ? info_.pad_id : ++seen + info_.pad_id;
+      }
+    }
+    return Tensor::from(at, {batch, length});
+  }
+
+  Tensor embed(const ModelInput& input) const {
+    Tensor x = add(words_(input.ids), positions_(position_ids(input)));
+    if (has_types_) {
+      Tensor types = input.token_types;
+      if (!types.defined()) types = Tensor::zeros(input.ids.shape(), {DType::i64});
+      check(types.shape() == input.ids.shape(),
+            "{}: token_types must have the shape of ids {}, got {}", info_.family,
+            input.ids.shape(), types.shape());
+      x = add(x, types_(types));
+    }
+    return embedding_norm_(x);
+  }
+
+  static Tensor first_token(const Tensor& x) {
+    return reshape(slice(x, 1, 0, 1), {x.size(0), x.size(2)});
+  }
+
+  Tensor classify(const ModelOutput& output) const {
+    if (info_.family == "distilbert") {
+      return decoder_(transform_(first_token(output.last_hidden), Activation::relu));
+    }
+    if (counts_from_padding_) {
+      return decoder_(transform_(first_token(output.last_hidden), Activation::tanh));
+    }
+    check(output.pooled.defined(), "bert: the classifier needs pooler.dense, which is not stored");
+    return decoder_(output.pooled);
+  }
+
+  BertNames names_ = kBert;
+  std::string base_, prefix_;
+  bool counts_from_padding_ = false, has_types_ = true, has_pooler_ = false, untied_ = false;
+  Head head_kind_ = Head::none;
+  double eps_ = 1e-12;
+  std::int64_t type_count_ = 0;
+  Activation activation_ = Activation::gelu;
+  nn::Embedding words_, positions_, types_;
+  nn::LayerNorm embedding_norm_, transform_norm_;
+  std::vector<BertLayer> layers_;
+  nn::Linear pooler_, transform_, decoder_;
+};
+
+}  // namespace
+
+std::unique_ptr<Model> make_bert(const ModelSource& source) {
+  return std::make_unique<Bert>(source);
+}
+
+}  // namespace qkv

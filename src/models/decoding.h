@@ -1,0 +1,38 @@
+// Running a decoder step by step, with or without an encoder in front.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "qkv/generate.h"
+#include "qkv/models/model.h"
+
+namespace qkv {
+
+class Decoding {
+ public:
+  Decoding(const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
+           std::int64_t max_new_tokens);
+
+  // Logits [B, 1, V] of the first new token.
+  Tensor start();
+  // Those of the next one, after each sequence got its token.
+  Tensor step(const std::vector<std::int64_t>& tokens);
+  // Row i becomes what row rows[i] was.
+  void reorder(const std::vector<std::int64_t>& rows);
+  // How many tokens the positions of the model allow.
+  std::int64_t steps() const { return steps_; }
+
+ private:
+  const Model& model_;
+  nn::KvCache cache_;
+  ModelInput first_;
+  Tensor memory_;
+  std::int64_t steps_ = 0;
+};
+
+std::vector<std::int64_t> beam_search(const Model& model, const std::vector<std::int64_t>& prompt,
+                                      const GenerateOptions& options,
+                                      const std::vector<std::int64_t>& stops);
+
+}  // namespace qkv

@@ -1,0 +1,158 @@
+// Greedy and sampled generation of batches; beam search is in beam.cpp.
+#include "qkv/generate.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "models/decoding.h"
+#include "models/sampling.h"
+#include "qkv/autograd.h"
+
+namespace qkv {
+namespace {
+
+void check_options(const GenerateOptions& o) {
+  check(o.max_new_tokens >= 0, "generate: max_new_tokens must not be negative, got {}",
+        o.max_new_tokens);
+  check(o.temperature >= 0, "generate: temperature must not be negative, got {}", o.temperature);
+  check(o.top_k >= 0, "generate: top_k must not be negative, got {}", o.top_k);
+  check(o.top_p > 0 && o.top_p <= 1, "generate: top_p must be in (0, 1], got {}", o.top_p);
+  check(o.min_p >= 0 && o.min_p <= 1, "generate: min_p must be in [0, 1], got {}", o.min_p);
+  check(o.repetition_penalty > 0, "generate: repetition_penalty must be positive, got {}",
+        o.repetition_penalty);
+  check(o.beams >= 1, "generate: beams must be at least 1, got {}", o.beams);
+}
+
+// One sequence as it grows.
+struct Sequence {
+  std::size_t index;                  // in the caller's order
+  std::vector<std::int64_t> history;  // what the decoder has read, for the repetition penalty
+};
+
+}  // namespace
+
+Decoding::Decoding(const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
+                   std::int64_t max_new_tokens)
+    : model_(model) {
+  const auto batch = static_cast<std::int64_t>(prompts.size());
+  std::int64_t longest = 0;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    check(!prompts[i].empty(), "generate: prompt {} is empty", i);
+    longest = std::max(longest, static_cast<std::int64_t>(prompts[i].size()));
+  }
+  const bool is_decoder = model.info().kind == ModelKind::decoder;
+  // Decoders are padded on the left, so that all continue at the same place; encoders on the right.
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(batch * longest),
+                                std::max<std::int64_t>(model.info().pad_id, 0));
+  Tensor mask = Tensor::zeros({batch, longest}, {DType::u8});
+  bool padded = false;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::vector<std::int64_t>& prompt = prompts[static_cast<std::size_t>(b)];
+    const auto length = static_cast<std::int64_t>(prompt.size());
+    const std::int64_t at = b * longest + (is_decoder ? longest - length : 0);
+    std::copy(prompt.begin(), prompt.end(), ids.begin() + at);
+    std::fill_n(mask.data<std::uint8_t>() + at, length, std::uint8_t{1});
+    padded |= length < longest;
+  }
+  first_.ids = Tensor::from(ids, {batch, longest});
+  if (padded) first_.mask = mask;
+
+  const std::int64_t limit = model.info().max_positions;
+  std::int64_t start = is_decoder ? longest : 1;
+  check(limit == 0 || start <= limit,
+        "generate: a prompt of {} tokens is longer than the {} positions of the model", start,
+        limit);
+  steps_ = limit == 0 ? max_new_tokens : std::min(max_new_tokens, limit - start + 1);
+  cache_ = nn::KvCache(start + std::max<std::int64_t>(steps_, 1));
+  if (is_decoder) return;
+  check(model.info().decoder_start_id >= 0,
+        "generate: config.json of this {} has no decoder_start_token_id", model.info().family);
+  memory_ = model({.ids = first_.ids, .mask = first_.mask}).memory;
+}
+
+Tensor Decoding::start() {
+  const ModelContext context{.cache = &cache_, .last_logits_only = true};
+  if (model_.info().kind == ModelKind::decoder) return model_(first_, context).logits;
+  const std::vector<std::int64_t> begin(static_cast<std::size_t>(first_.ids.size(0)),
+                                        model_.info().decoder_start_id);
+  return step(begin);
+}
+
+Tensor Decoding::step(const std::vector<std::int64_t>& tokens) {
+  const ModelContext context{.cache = &cache_, .last_logits_only = true};
+  const Tensor ids = Tensor::from(tokens, {static_cast<std::int64_t>(tokens.size()), 1});
+  if (model_.info().kind == ModelKind::decoder) return model_({.ids = ids}, context).logits;
+  return model_({.mask = first_.mask, .decoder_ids = ids, .memory = memory_}, context).logits;
+}
+
+void Decoding::reorder(const std::vector<std::int64_t>& rows) {
+  cache_.reorder(rows);
+  if (!memory_.defined()) return;
+  const auto pick = [&](const Tensor& x) {
+    if (!x.defined()) return x;
+    std::vector<Tensor> parts;
+    for (const std::int64_t row : rows) parts.push_back(slice(x, 0, row, row + 1));
+    return concat(parts, 0);
+  };
+  memory_ = pick(memory_);
+  first_.mask = pick(first_.mask);
+}
+
+std::vector<std::vector<std::int64_t>> generate(
+    const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
+    const GenerateOptions& options) {
+  check_options(options);
+  check(model.info().kind != ModelKind::encoder,
+        "generate: a {} is an encoder and does not generate", model.info().family);
+  const TapePause pause;
+  std::vector<std::vector<std::int64_t>> results(prompts.size());
+  if (prompts.empty() || options.max_new_tokens == 0) return results;
+  const std::vector<std::int64_t> stops =
+      options.stop_ids ? *options.stop_ids : model.info().eos_ids;
+  if (options.beams > 1) {
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      results[i] = beam_search(model, prompts[i], options, stops);
+      for (const std::int64_t token : results[i]) {
+        if (options.on_token && !options.on_token(i, token)) break;
+      }
+    }
+    return results;
+  }
+
+  Decoding decoding(model, prompts, options.max_new_tokens);
+  std::vector<Sequence> active;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const bool reads_prompt = model.info().kind == ModelKind::decoder;
+    active.push_back({i, reads_prompt ? prompts[i] : std::vector{model.info().decoder_start_id}});
+  }
+  Tensor logits = decoding.start();
+  for (std::int64_t step = 0; step < decoding.steps() && !active.empty(); ++step) {
+    std::vector<std::int64_t> tokens, rows;
+    std::vector<Sequence> still;
+    for (std::size_t row = 0; row < active.size(); ++row) {
+      Sequence& sequence = active[row];
+      const std::int64_t classes = logits.size(2);
+      const std::span<float> scores(logits.data<float>() + static_cast<std::int64_t>(row) * classes,
+                                    static_cast<std::size_t>(classes));
+      penalize_repetition(scores, sequence.history, options.repetition_penalty);
+      const double draw =
+          sampling_draw(options.seed, sequence.index, static_cast<std::uint64_t>(step));
+      const std::int64_t token = choose_token(scores, options, draw);
+      results[sequence.index].push_back(token);
+      sequence.history.push_back(token);
+      const bool goes_on = !options.on_token || options.on_token(sequence.index, token);
+      if (!goes_on || std::find(stops.begin(), stops.end(), token) != stops.end()) continue;
+      tokens.push_back(token);
+      rows.push_back(static_cast<std::int64_t>(row));
+      still.push_back(std::move(sequence));
+    }
+    const bool some_ended = still.size() < active.size();
+    active = std::move(still);
+    if (active.empty() || step + 1 == decoding.steps()) break;
+    if (some_ended) decoding.reorder(rows);
+    logits = decoding.step(tokens);
+  }
+  return results;
+}
+
+}  // namespace qkv

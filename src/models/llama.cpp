@@ -1,0 +1,191 @@
+// Llama and those built like it: rotary positions, RMS norm before each part, gated feed-forward,
+// fewer key heads than query heads. Mistral adds a window, Qwen3 a norm of queries and keys, Gemma
+// 2 norms after each part too, a softcap and a window in every other layer.
+#include <cmath>
+
+#include "core/check.h"
+#include "models/family.h"
+#include "models/padding.h"
+
+namespace qkv {
+namespace {
+
+nn::RotaryConfig rotary_config(const Config& c, std::int64_t head_size, std::int64_t positions) {
+  nn::RotaryConfig rotary;
+  rotary.head_size = head_size;
+  rotary.base = c.number_or("rope_theta", 10000, 1, 1e12);
+  rotary.original_positions = positions;
+  const char* key = c.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  if (!c.has(key)) return rotary;
+  const Config r = c.object(key);
+  rotary.base = r.number_or("rope_theta", rotary.base, 1, 1e12);
+  rotary.scaling = r.text_or("rope_type", r.text_or("type", "default"));
+  rotary.factor = r.number_or("factor", 1, 1e-6, 1e6);
+  rotary.low_frequency_factor = r.number_or("low_freq_factor", 1, 0, 1e6);
+  rotary.high_frequency_factor = r.number_or("high_freq_factor", 4, 0, 1e6);
+  rotary.beta_fast = r.number_or("beta_fast", 32, 1e-6, 1e6);
+  rotary.beta_slow = r.number_or("beta_slow", 1, 1e-6, 1e6);
+  rotary.attention_factor = r.number_or("attention_factor", 0, 0, 1e6);
+  rotary.original_positions =
+      r.integer_or("original_max_position_embeddings", positions, 1, kMaxPositions);
+  return rotary;
+}
+
+struct LlamaLayer final : nn::Module {
+  nn::MultiHeadAttention self_attn;
+  nn::FeedForward mlp;
+  nn::RmsNorm input_norm, attention_norm;       // before attention; after it (before mlp: Llama)
+  nn::RmsNorm before_mlp_norm, after_mlp_norm;  // Gemma 2
+  bool sandwich = false;                        // norms before and after each part
+
+  void visit(const nn::Visitor& visitor) override {
+    visitor("self_attn", self_attn);
+    visitor("mlp", mlp);
+    visitor("input_layernorm", input_norm);
+    visitor("post_attention_layernorm", attention_norm);
+    if (sandwich) {
+      visitor("pre_feedforward_layernorm", before_mlp_norm);
+      visitor("post_feedforward_layernorm", after_mlp_norm);
+    }
+  }
+};
+
+class Llama final : public Model {
+ public:
+  explicit Llama(const ModelSource& source) {
+    const Config& c = source.config;
+    info_ = source.info(ModelKind::decoder);
+    info_.max_positions = c.integer_or("max_position_embeddings", 0, 0, kMaxPositions);
+    const bool is_gemma = info_.family == "gemma2";
+    const std::int64_t hidden = info_.hidden;
+    const std::int64_t head_size = c.integer_or("head_dim", hidden / info_.heads, 1, kMaxWidth);
+    rotary_ = nn::Rotary(rotary_config(c, head_size, info_.max_positions));
+    prefix_ = source.prefix("model", "embed_tokens.weight");
+    embed_ = nn::Embedding(info_.vocabulary, hidden);
+    const double eps = c.number_or("rms_norm_eps", 1e-6, 0, 1), offset = is_gemma ? 1 : 0;
+    for (std::int64_t i = 0; i < info_.layers; ++i) {
+      LlamaLayer layer;
+      layer.self_attn = nn::MultiHeadAttention(attention_config(c, i, head_size));
+      layer.mlp = nn::FeedForward(
+          {.hidden = hidden,
+           .inner = c.integer("intermediate_size", 1, kMaxWidth),
+           .activation = activation_from_string(
+               c.text_or(c.has("hidden_activation") ? "hidden_activation" : "hidden_act", "silu")),
+           .gated = true,
+           .bias = c.flag_or("mlp_bias", false),
+           .up = "up_proj",
+           .gate = "gate_proj",
+           .down = "down_proj"});
+      layer.sandwich = is_gemma;
+      for (nn::RmsNorm* norm : {&layer.input_norm, &layer.attention_norm, &layer.before_mlp_norm,
+                                &layer.after_mlp_norm}) {
+        *norm = nn::RmsNorm(hidden, eps, offset);
+      }
+      layers_.push_back(std::move(layer));
+    }
+    norm_ = nn::RmsNorm(hidden, eps, offset);
+    embed_scale_ = is_gemma ? std::sqrt(static_cast<double>(hidden)) : 1;
+    final_softcap_ = c.number_or("final_logit_softcapping", 0, 0, 1e6);
+    head_ = nn::Linear({hidden, info_.vocabulary, false});
+    untied_ = source.has_checkpoint ? source.stores("lm_head.weight")
+                                    : !c.flag_or("tie_word_embeddings", is_gemma);
+  }
+
+  void visit(const nn::Visitor& visitor) override {
+    visitor(prefix_ + "embed_tokens", embed_);
+    visitor(prefix_ + "layers", layers_);
+    visitor(prefix_ + "norm", norm_);
+    if (untied_) visitor("lm_head", head_);
+  }
+  void tie() override {
+    if (!untied_) head_.weight = embed_.weight;
+  }
+
+  ModelOutput operator()(const ModelInput& input, const ModelContext& context) const override {
+    const char* name = info_.family.c_str();
+    check_ids(name, input.ids);
+    const std::int64_t past = context.cache != nullptr ? context.cache->length() : 0;
+    check_length(name, past + input.ids.size(1), info_.max_positions);
+    const DecoderPositions at = decoder_positions(name, input.ids, input.mask, context.cache);
+    const nn::RotaryTables tables = rotary_(at.positions);
+    Tensor h = embed_(input.ids);
+    if (embed_scale_ != 1) h = scale(h, embed_scale_);
+    nn::AttentionCall call{
+        .mask = at.mask, .rotary = &tables, .cache = context.cache, .trace = context.trace};
+    Tensor branch;  // what the last layer adds, summed into the stream by the next norm
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      const LlamaLayer& layer = layers_[i];
+      call.layer = i;
+      const NormedSum in =
+          branch.defined() ? layer.input_norm(branch, h) : NormedSum{h, layer.input_norm(h)};
+      if (context.trace != nullptr) context.trace->hidden_states.push_back(in.sum);
+      const Tensor attended = layer.self_attn(in.normed, call);
+      const NormedSum mid = layer.sandwich
+                                ? layer.before_mlp_norm(layer.attention_norm(attended), in.sum)
+                                : layer.attention_norm(attended, in.sum);
+      h = mid.sum;
+      branch = layer.mlp(mid.normed);
+      if (layer.sandwich) branch = layer.after_mlp_norm(branch);
+    }
+    ModelOutput output;
+    output.last_hidden = norm_(branch, h).normed;
+    if (context.trace != nullptr) context.trace->hidden_states.push_back(output.last_hidden);
+    output.logits = head_(head_rows(output.last_hidden, context));
+    if (final_softcap_ > 0) {
+      output.logits = scale(tanh(scale(output.logits, 1 / final_softcap_)), final_softcap_);
+    }
+    return output;
+  }
+
+ private:
+  nn::AttentionConfig attention_config(const Config& c, std::int64_t layer,
+                                       std::int64_t head_size) const {
+    nn::AttentionConfig attention;
+    attention.hidden = info_.hidden;
+    attention.heads = info_.heads;
+    attention.kv_heads = c.integer_or("num_key_value_heads", info_.heads, 1, kMaxHeads);
+    attention.head_size = head_size;
+    // Qwen2 and Qwen 1.5 have biases on q, k, v alone; Llama on all four or none.
+    attention.bias = c.flag_or("attention_bias", false);
+    attention.out_bias = attention.bias;
+    attention.causal = true;
+    attention.softcap = static_cast<float>(c.number_or("attn_logit_softcapping", 0, 0, 1e6));
+    if (c.has("query_pre_attn_scalar")) {
+      attention.scale =
+          static_cast<float>(1 / std::sqrt(c.number("query_pre_attn_scalar", 1e-6, 1e9)));
+    }
+    if (info_.family == "qwen3") attention.qk_norm_eps = c.number_or("rms_norm_eps", 1e-6, 0, 1);
+    const std::int64_t window = c.integer_or("sliding_window", 0, 0, kMaxPositions);
+    const std::vector<std::string> types = c.texts("layer_types");
+    check(types.empty() || types.size() == static_cast<std::size_t>(info_.layers),
+          "{} has {} entries for {} layers", c.where("layer_types"), types.size(), info_.layers);
+    bool slides = window > 0 && info_.family != "llama";
+    if (!types.empty()) {
+      slides = types[layer] == "sliding_attention";
+    } else if (info_.family == "gemma2") {
+      slides = layer % 2 == 0;
+    } else if (info_.family == "qwen3") {
+      slides = c.flag_or("use_sliding_window", false) &&
+               layer >= c.integer_or("max_window_layers", 0, 0, kMaxLayers);
+    }
+    attention.window = slides ? window : 0;
+    return attention;
+  }
+
+  std::string prefix_;
+  nn::Embedding embed_;
+  std::vector<LlamaLayer> layers_;
+  nn::RmsNorm norm_;
+  nn::Linear head_;
+  nn::Rotary rotary_;
+  double embed_scale_ = 1, final_softcap_ = 0;
+  bool untied_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Model> make_llama(const ModelSource& source) {
+  return std::make_unique<Llama>(source);
+}
+
+}  // namespace qkv

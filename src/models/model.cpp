@@ -1,0 +1,134 @@
+// The table of families, and what every model shares: loss, loading, saving.
+#include "qkv/models/model.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "core/check.h"
+#include "models/family.h"
+#include "models/load.h"
+
+namespace qkv {
+namespace {
+
+struct Family {
+  const char* type;
+  std::unique_ptr<Model> (*make)(const ModelSource&);
+  const char* architecture;  // when the config names none
+};
+
+// Adding a model is a line here.
+constexpr std::array<Family, 12> kFamilies{{
+    {"bert", make_bert, "BertModel"},
+    {"roberta", make_bert, "RobertaModel"},
+    {"distilbert", make_bert, "DistilBertModel"},
+    {"longformer", make_bert, "LongformerModel"},
+    {"gpt2", make_gpt2, "GPT2LMHeadModel"},
+    {"llama", make_llama, "LlamaForCausalLM"},
+    {"mistral", make_llama, "MistralForCausalLM"},
+    {"qwen3", make_llama, "Qwen3ForCausalLM"},
+    {"gemma2", make_llama, "Gemma2ForCausalLM"},
+    {"bart", make_bart, "BartForConditionalGeneration"},
+    {"marian", make_bart, "MarianMTModel"},
+    {"t5", make_t5, "T5ForConditionalGeneration"},
+}};
+
+}  // namespace
+
+std::string to_string(ModelKind kind) {
+  switch (kind) {
+    case ModelKind::encoder: return "encoder";
+    case ModelKind::decoder: return "decoder";
+    default: return "encoder-decoder";
+  }
+}
+
+ModelInfo ModelSource::info(ModelKind kind) const {
+  const Config& c = config;
+  ModelInfo info;
+  info.family = c.text("model_type");
+  info.architecture = architecture;
+  info.kind = kind;
+  info.vocabulary = c.integer("vocab_size", 1, kMaxVocabulary);
+  const auto first = [&](std::initializer_list<const char*> keys, std::int64_t max) {
+    for (const char* key : keys) {
+      if (c.has(key)) return c.integer(key, 1, max);
+    }
+    return std::int64_t{0};
+  };
+  info.hidden = first({"hidden_size", "dim", "d_model", "n_embd"}, kMaxWidth);
+  info.layers = first({"num_hidden_layers", "n_layers", "n_layer", "encoder_layers"}, kMaxLayers);
+  info.heads = first({"num_attention_heads", "n_heads", "n_head"}, kMaxHeads);
+  info.pad_id = c.integer_or("pad_token_id", -1, -1, kMaxVocabulary);
+  info.bos_id = c.integer_or("bos_token_id", -1, -1, kMaxVocabulary);
+  info.decoder_start_id = c.integer_or("decoder_start_token_id", -1, -1, kMaxVocabulary);
+  if (c.has("eos_token_id")) info.eos_ids = c.integers("eos_token_id", 0, kMaxVocabulary);
+  if (c.has("id2label")) {
+    info.classes = static_cast<std::int64_t>(c.object("id2label").keys().size());
+  }
+  info.classes = c.integer_or("num_labels", info.classes, 0, kMaxVocabulary);
+  return info;
+}
+
+std::unique_ptr<Model> make_family(ModelSource source) {
+  const std::string type = source.config.text("model_type");
+  std::string known;
+  for (const Family& family : kFamilies) {
+    if (type == family.type) {
+      const std::vector<std::string> names = source.config.texts("architectures");
+      source.architecture = names.empty() ? family.architecture : names.front();
+      return family.make(source);
+    }
+    known += (known.empty() ? "" : ", ") + std::string(family.type);
+  }
+  fail("{} '{}' is not supported; there are {}", source.config.where("model_type"), type, known);
+}
+
+Tensor Model::loss(const ModelInput& input, const Tensor& labels) const {
+  check(labels.defined(), "{}: labels are undefined", info_.family);
+  const auto logits_of = [&](const ModelInput& given) {
+    const Tensor logits = (*this)(given).logits;
+    check(logits.defined(), "loss: a {} has no head to predict with", info_.architecture);
+    return logits;
+  };
+  if (info_.kind == ModelKind::decoder) {
+    const Tensor logits = logits_of(input);
+    const std::int64_t length = logits.size(1);
+    check(labels.shape() == input.ids.shape(), "{}: labels {} must have the shape of ids {}",
+          info_.family, labels.shape(), input.ids.shape());
+    return cross_entropy(slice(logits, 1, 0, length - 1), slice(labels, 1, 1, length));
+  }
+  if (info_.kind == ModelKind::encoder) return cross_entropy(logits_of(input), labels);
+  ModelInput shifted = input;
+  check(info_.decoder_start_id >= 0, "{}: config.json has no decoder_start_token_id", info_.family);
+  const std::int64_t batch = labels.size(0), length = labels.size(1);
+  std::vector<std::int64_t> ids = to(labels, DType::i64).to_vector<std::int64_t>();
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const auto row = ids.begin() + b * length;
+    std::rotate(row, row + length - 1, row + length);
+    *row = info_.decoder_start_id;
+  }
+  std::replace(ids.begin(), ids.end(), std::int64_t{-100}, std::max<std::int64_t>(info_.pad_id, 0));
+  shifted.decoder_ids = Tensor::from(ids, {batch, length});
+  return cross_entropy(logits_of(shifted), labels);
+}
+
+Tensor mean_embedding(const Tensor& hidden, const Tensor& mask) {
+  check(hidden.defined() && hidden.rank() == 3, "mean_embedding: hidden must be [B, S, D], got {}",
+        hidden.shape());
+  const std::int64_t batch = hidden.size(0), length = hidden.size(1), width = hidden.size(2);
+  Tensor total;
+  if (mask.defined()) {
+    check(mask.rank() == 2 && mask.size(0) == batch && mask.size(1) == length,
+          "mean_embedding: mask must be [{}, {}], got {}", batch, length, mask.shape());
+    const Tensor visible = to(to(mask, DType::boolean), DType::f32);
+    total = sum(mul(hidden, reshape(visible, {batch, length, 1})), {1});
+  } else {
+    total = sum(hidden, {1});
+  }
+  // The length cancels out: mean / |mean| = sum / |sum|, which is an RMS norm over sqrt(width).
+  return scale(rms_norm(total, {}, 1e-24), 1 / std::sqrt(static_cast<double>(width)));
+}
+
+}  // namespace qkv

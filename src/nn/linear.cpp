@@ -1,0 +1,80 @@
+// Linear, Embedding, norms, FeedForward.
+#include <mutex>
+
+#include "core/check.h"
+#include "qkv/autograd.h"
+#include "qkv/checkpoint.h"
+#include "qkv/nn.h"
+
+namespace qkv::nn {
+
+// Shared by copies of a layer; two threads may come first at once.
+struct Linear::Pack {
+  std::mutex mutex;
+  std::uint64_t id = 0;  // of the weight that was packed
+  PackedWeight weight;
+};
+
+Linear::Linear(const LinearConfig& config) : config_(config), pack_(std::make_shared<Pack>()) {}
+
+void Linear::visit(const Visitor& visitor) {
+  const Shape shape = config_.transposed ? Shape{config_.inputs, config_.outputs}
+                                         : Shape{config_.outputs, config_.inputs};
+  visitor("weight", weight, shape);
+  if (config_.bias) visitor("bias", bias, {config_.outputs});
+}
+
+Tensor Linear::operator()(const Tensor& x, Activation activation) const {
+  check(weight.defined(), "linear: the layer has no weight; load or initialize the model first");
+  if (Tape::recording()) {
+    const std::scoped_lock lock(pack_->mutex);
+    pack_->weight = PackedWeight();
+    pack_->id = 0;
+  } else {
+    const std::scoped_lock lock(pack_->mutex);
+    if (pack_->id != weight.id()) {
+      pack_->weight = PackedWeight(weight, config_.transposed);
+      pack_->id = weight.id();
+      drop_pages(weight);  // one copy in memory is enough
+    }
+  }
+  if (!Tape::recording()) return linear(x, pack_->weight, bias, activation);
+  return linear(x, weight, bias, {.activation = activation, .transposed = config_.transposed});
+}
+
+Embedding::Embedding(std::int64_t rows, std::int64_t width, std::int64_t padding)
+    : rows_(rows), width_(width), padding_(padding) {}
+
+void Embedding::visit(const Visitor& visitor) { visitor("weight", weight, {rows_, width_}); }
+
+Tensor Embedding::operator()(const Tensor& ids) const {
+  check(weight.defined(), "embedding: the layer has no table; load or initialize the model first");
+  return to(embedding(ids, weight, padding_), DType::f32);
+}
+
+void LayerNorm::visit(const Visitor& visitor) {
+  visitor("weight", weight, {width_});
+  visitor("bias", bias, {width_});
+}
+
+void RmsNorm::visit(const Visitor& visitor) { visitor("weight", weight, {width_}); }
+
+FeedForward::FeedForward(const FeedForwardConfig& config) : config_(config) {
+  const LinearConfig in{config.hidden, config.inner, config.bias, config.transposed};
+  up = Linear(in);
+  if (config.gated) gate = Linear(in);
+  down = Linear({config.inner, config.hidden, config.bias, config.transposed});
+}
+
+void FeedForward::visit(const Visitor& visitor) {
+  if (config_.gated) visitor(config_.gate, gate);
+  visitor(config_.up, up);
+  visitor(config_.down, down);
+}
+
+Tensor FeedForward::operator()(const Tensor& x) const {
+  if (!config_.gated) return down(up(x, config_.activation));
+  return down(gated(gate(x), up(x), config_.activation));
+}
+
+}  // namespace qkv::nn

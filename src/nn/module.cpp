@@ -1,0 +1,47 @@
+#include <unordered_set>
+
+#include "core/check.h"
+#include "qkv/nn.h"
+#include "qkv/random.h"
+
+namespace qkv::nn {
+
+void Visitor::operator()(const std::string& name, Tensor& parameter, const Shape& shape) const {
+  visit_(prefix_ + name, parameter, shape);
+}
+
+void Visitor::operator()(const std::string& name, Module& child) const {
+  Visitor inner = *this;
+  if (!name.empty()) inner.prefix_ += name + ".";
+  child.visit(inner);
+}
+
+std::vector<Parameter> parameters(Module& module) {
+  std::vector<Parameter> list;
+  std::unordered_set<std::uint64_t> seen;
+  module.visit(Visitor([&](const std::string& name, Tensor& value, const Shape&) {
+    if (value.defined() && seen.insert(value.id()).second) list.push_back({name, value});
+  }));
+  return list;
+}
+
+std::int64_t count_parameters(Module& module) {
+  std::int64_t count = 0;
+  for (const Parameter& parameter : parameters(module)) count += parameter.value.numel();
+  return count;
+}
+
+void initialize(Module& module, std::uint64_t seed, float deviation, DType dtype) {
+  Generator random(seed);
+  module.visit(Visitor([&](const std::string& name, Tensor& value, const Shape& shape) {
+    const bool is_bias = name.ends_with("bias");
+    const bool is_norm = shape.rank() == 1 && name.ends_with("weight");
+    if (is_bias || is_norm) {
+      value = Tensor::full(shape, is_norm ? 1 : 0, {dtype});
+    } else {
+      value = random.normal(shape, 0, deviation, dtype);
+    }
+  }));
+}
+
+}  // namespace qkv::nn
