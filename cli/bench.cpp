@@ -213,7 +213,7 @@ void add_bench(CLI::App& app, Job& job) {
   const std::string first = "qkv bench attention --shape 1,12,12,2048,2048,64 --mask causal";
   const std::string second =
       "qkv bench attention --shape 1,32,8,1,4096,128 --dtype bf16 --threads 2 --json";
-  CLI::App* bench = app.add_subcommand("bench", "Time an operator on this machine");
+  CLI::App* bench = app.add_subcommand("bench", "Time an operator or a model on this machine");
   bench->require_subcommand(1);
   bench->footer(examples(first, second));
   CLI::App* attention = bench->add_subcommand(
@@ -239,6 +239,7 @@ void add_bench(CLI::App& app, Job& job) {
     resolve(*o);
     job = [o] { run(*o); };
   });
+  add_bench_model(*bench, job);
 }
 
 }  // namespace qkv::cli

@@ -18,6 +18,8 @@ int main(int argc, char** argv) {
   try {
     qkv::cli::add_bench(app, job);
     qkv::cli::add_study(app, job);
+    qkv::cli::add_verify(app, job);
+    qkv::cli::add_inspect(app, job);
     qkv::cli::add_info(app, job);
     app.parse(argc, argv);
     job();

@@ -1,0 +1,209 @@
+// qkv bench model: a whole Transformer with random weights (or those of a folder), timed.
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "command.h"
+#include "core/check.h"
+#include "progress.h"
+#include "qkv/cpu.h"
+#include "qkv/models/model.h"
+#include "qkv/threads.h"
+#include "timing.h"
+
+namespace qkv::cli {
+namespace {
+
+struct BenchModelOptions {
+  Common common;
+  std::string model = "gpt2", dtype, target;
+  std::int64_t batch = 1, tokens = 128, decode = 64;
+  int repeat = 0;
+};
+
+Tensor draw_ids(std::int64_t batch, std::int64_t count, std::int64_t vocabulary) {
+  std::vector<std::int64_t> ids;
+  for (std::int64_t i = 0; i < batch * count; ++i) ids.push_back((i * 7919 + 13) % vocabulary);
+  return Tensor::from(ids, {batch, count});
+}
+
+std::unique_ptr<Model> open_model(const BenchModelOptions& o) {
+  if (std::filesystem::is_directory(o.model)) {
+    LoadOptions load;
+    if (!o.dtype.empty()) load.dtype = dtype_from_string(o.dtype);
+    return load_model(o.model, load);
+  }
+  check(std::filesystem::exists(o.model) || !o.model.ends_with(".json"),
+        "bench model: {} does not exist", o.model);
+  const std::vector<std::string> presets = model_presets();
+  check(o.model.ends_with(".json") ||
+            std::find(presets.begin(), presets.end(), o.model) != presets.end(),
+        "bench model: '{}' is no folder, no config.json and no preset; presets are {}", o.model,
+        fmt::join(presets, ", "));
+  return make_model(o.model, 1, dtype_from_string(o.dtype.empty() ? "f32" : o.dtype));
+}
+
+// The whole input at once: an encoder's work, a decoder's prefill, an encoder-decoder's encoding.
+Timings time_forward(const Model& model, const BenchModelOptions& o) {
+  const Tensor ids = draw_ids(o.batch, o.tokens, model.info().vocabulary);
+  Contender forward;
+  ModelOutput out;
+  const bool is_decoder = model.info().kind == ModelKind::decoder;
+  forward.run = [&] {
+    nn::KvCache cache(o.tokens);
+    out = model({.ids = ids}, {.cache = is_decoder ? &cache : nullptr, .last_logits_only = true});
+  };
+  Progress progress(is_decoder ? "timing prefill" : "timing forward");
+  TimingOptions timing;
+  timing.repeat = o.repeat;
+  timing.progress = [&](int done, int total) { progress.update(done, total); };
+  take_turns({&forward}, timing);
+  return forward.timings;
+}
+
+struct Decoding {
+  Timings steps;
+  std::size_t cache_bytes = 0;
+};
+
+Decoding time_decode(const Model& model, const BenchModelOptions& o) {
+  const bool is_pair = model.info().kind == ModelKind::encoder_decoder;
+  const Tensor ids = draw_ids(o.batch, o.tokens, model.info().vocabulary);
+  const Tensor next = draw_ids(o.batch, 1, model.info().vocabulary);
+  nn::KvCache cache((is_pair ? 1 : o.tokens) + o.decode + 1);
+  const ModelContext context{.cache = &cache, .last_logits_only = true};
+  ModelInput step{.ids = next};
+  if (is_pair) {
+    step = {.decoder_ids = next, .memory = model({.ids = ids}).memory};
+  } else {
+    model({.ids = ids}, context);
+  }
+  model(step, context);  // warm
+  Decoding result;
+  Progress progress("timing decode");
+  for (std::int64_t i = 0; i < o.decode; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    const ModelOutput out = model(step, context);
+    const std::chrono::duration<double, std::milli> taken =
+        std::chrono::steady_clock::now() - begin;
+    result.steps.milliseconds.push_back(taken.count());
+    progress.update(static_cast<int>(i + 1), static_cast<int>(o.decode));
+  }
+  result.cache_bytes = cache.bytes();
+  return result;
+}
+
+std::size_t peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::size_t>(usage.ru_maxrss) * 1024;
+}
+
+void print_text(const nlohmann::ordered_json& r) {
+  fmt::print("{} ({}), {:.1f} M parameters, {} weights of {:.0f} MB\n",
+             r["model"].get<std::string>(), r["kind"].get<std::string>(),
+             r["parameters"].get<double>() * 1e-6, r["dtype"].get<std::string>(),
+             r["weight_bytes"].get<double>() * 1e-6);
+  fmt::print("batch {}, {} tokens, target {}, {} threads\n\n", r["batch"].get<std::int64_t>(),
+             r["tokens"].get<std::int64_t>(), r["target"].get<std::string>(),
+             r["threads"].get<int>());
+  fmt::print("  {:<10}{:>10.2f} ms{:>12.1f} tokens/s{:>10.1f} GFLOP/s\n",
+             r["kind"] == "decoder" ? "prefill" : "forward", r["ms"].get<double>(),
+             r["tokens_per_s"].get<double>(), r["gflops"].get<double>());
+  if (r.contains("decode_ms")) {
+    fmt::print("  {:<10}{:>10.2f} ms{:>12.1f} tokens/s{:>10.1f} GB/s of weights\n", "decode",
+               r["decode_ms"].get<double>(), r["decode_tokens_per_s"].get<double>(),
+               r["decode_gbytes_per_s"].get<double>());
+  }
+  fmt::print("\n  peak memory {:.0f} MB\n", r["peak_memory_bytes"].get<double>() * 1e-6);
+}
+
+void run_bench_model(const BenchModelOptions& o) {
+  o.common.apply();
+  if (!o.target.empty()) set_cpu_target(o.target);
+  const std::unique_ptr<Model> model = open_model(o);
+  std::size_t bytes = 0;
+  std::int64_t count = 0, in_products = 0;
+  DType dtype = DType::f32;
+  for (const nn::Parameter& p : nn::parameters(*model)) {
+    count += p.value.numel();
+    bytes += static_cast<std::size_t>(p.value.numel()) * size_of(p.value.dtype());
+    if (p.value.rank() == 2) dtype = p.value.dtype();
+    // Tables are looked up, not multiplied; a tied head is counted with the decoding step below.
+    const bool is_table =
+        p.name.find("embed") != std::string::npos || p.name.find("wte") != std::string::npos ||
+        p.name.find("wpe") != std::string::npos || p.name.find("shared") != std::string::npos;
+    if (p.value.rank() == 2 && !is_table) in_products += p.value.numel();
+  }
+  const ModelInfo& info = model->info();
+  const Timings forward = time_forward(*model, o);
+  const double tokens = static_cast<double>(o.batch * o.tokens);
+  nlohmann::ordered_json report{
+      {"model", o.model},
+      {"kind", to_string(info.kind)},
+      {"parameters", count},
+      {"dtype", to_string(dtype)},
+      {"weight_bytes", bytes},
+      {"target", cpu_target()},
+      {"threads", num_threads()},
+      {"batch", o.batch},
+      {"tokens", o.tokens},
+      {"runs", forward.milliseconds.size()},
+      {"ms", forward.median()},
+      {"ms_fastest", forward.fastest()},
+      {"tokens_per_s", 1e3 * tokens / forward.median()},
+      {"gflops", 2e-6 * tokens * static_cast<double>(in_products) / forward.median()}};
+  if (info.kind != ModelKind::encoder && o.decode > 0) {
+    const Decoding decoding = time_decode(*model, o);
+    const double ms = decoding.steps.median();
+    const std::int64_t read = in_products + info.vocabulary * info.hidden;
+    report["decode_steps"] = o.decode;
+    report["decode_ms"] = ms;
+    report["decode_ms_fastest"] = decoding.steps.fastest();
+    report["decode_tokens_per_s"] = 1e3 * static_cast<double>(o.batch) / ms;
+    report["decode_gbytes_per_s"] =
+        1e-6 * static_cast<double>(read) * static_cast<double>(size_of(dtype)) / ms;
+    report["cache_bytes"] = decoding.cache_bytes;
+  }
+  report["peak_memory_bytes"] = peak_memory();
+  if (o.common.json) {
+    fmt::print("{}\n", report.dump(2));
+  } else {
+    print_text(report);
+  }
+}
+
+}  // namespace
+
+void add_bench_model(CLI::App& bench, Job& job) {
+  CLI::App* model = bench.add_subcommand("model", "Time a whole model; no files needed");
+  model->footer(examples("qkv bench model bert-base --batch 8 --tokens 128 --dtype bf16",
+                         "qkv bench model path/to/config.json --tokens 512 --decode 64 --json"));
+  const auto o = std::make_shared<BenchModelOptions>();
+  o->common.add_to(*model);
+  model
+      ->add_option("model", o->model,
+                   fmt::format("A preset ({}), a config.json or a model folder",
+                               fmt::join(model_presets(), ", ")))
+      ->capture_default_str();
+  model->add_option("--batch", o->batch, "Sequences")->check(CLI::Range(1, 65536));
+  model->add_option("--tokens", o->tokens, "Tokens of each, before anything is decoded")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  model->add_option("--decode", o->decode, "Decoding steps to time; 0 = none")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  model->add_option("--dtype", o->dtype, "Of the weights: f32, bf16 or f16")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  model->add_option("--target", o->target, "CPU target to use")
+      ->check(CLI::IsMember(cpu_targets()));
+  model->add_option("--repeat", o->repeat, "Timed runs (default: half a second's worth)")
+      ->check(CLI::Range(1, 1000000));
+  model->callback([&job, o] { job = [o] { run_bench_model(*o); }; });
+}
+
+}  // namespace qkv::cli
