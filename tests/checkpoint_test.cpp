@@ -1,7 +1,7 @@
 #include "qkv/checkpoint.h"
 
+#include <fmt/format.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -11,22 +11,19 @@
 
 #include "expect_error.h"
 #include "qkv/ops.h"
+#include "support/safetensors_bytes.h"
+#include "support/temporary_folder.h"
 
 namespace qkv {
 namespace {
 
-// A folder of its own for each test, gone afterwards.
+using testing::bytes_of;
+using testing::safetensors_bytes;
+
 class CheckpointTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "qkv-test-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::string path(const std::string& name = "file.safetensors") const {
-    return (folder_ / name).string();
+    return folder_.path(name);
   }
 
   // Replaces the file: a mapped one must not change under its readers.
@@ -36,15 +33,8 @@ class CheckpointTest : public ::testing::Test {
     return path();
   }
 
-  static std::string file_bytes(const std::string& header, const std::string& data) {
-    const std::uint64_t length = header.size();
-    std::string bytes(sizeof length, '\0');
-    std::memcpy(bytes.data(), &length, sizeof length);
-    return bytes + header + data;
-  }
-
   Checkpoint open(const std::string& header, const std::string& data = {}) const {
-    return Checkpoint::open(write(file_bytes(header, data)));
+    return Checkpoint::open(write(safetensors_bytes(header, data)));
   }
 
   // One tensor "x" of four bytes, its entry given.
@@ -53,15 +43,8 @@ class CheckpointTest : public ::testing::Test {
   }
 
  private:
-  std::filesystem::path folder_;
+  testing::TemporaryFolder folder_;
 };
-
-template <class T>
-std::string bytes_of(const std::vector<T>& values) {
-  std::string bytes(values.size() * sizeof(T), '\0');
-  std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
 
 const char* const kGoodHeader =
     R"({"__metadata__":{"format":"pt","note":"\u00e9"},)"
@@ -130,6 +113,8 @@ TEST_F(CheckpointTest, OpensFilesWithDtypesItDoesNotHave) {
                                std::string(12, '\0'));
   EXPECT_EQ(file["x"].numel(), 1);
   EXPECT_ERROR("tensor 'd' is F64", file["d"]);
+  EXPECT_EQ(file.info("x").dtype, DType::f32);
+  EXPECT_FALSE(file.info("d").dtype.has_value());
 }
 
 TEST_F(CheckpointTest, ReadsOnlyZeroAndOneAsBoolean) {
@@ -143,14 +128,14 @@ TEST_F(CheckpointTest, ReadsOnlyZeroAndOneAsBoolean) {
 TEST_F(CheckpointTest, NamesThePathWhenItCannotRead) {
   EXPECT_ERROR(path("absent"), Checkpoint::open(path("absent")));
   EXPECT_ERROR("No such file", Checkpoint::open(path("absent")));
-  EXPECT_ERROR("not a regular file", Checkpoint::open(std::filesystem::temp_directory_path()));
+  EXPECT_ERROR("not a regular file", Checkpoint::open("/dev/null"));
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
   EXPECT_ERROR("not a regular file", Checkpoint::open(path("pipe")));
   EXPECT_ERROR("no file", Checkpoint{}.names());
 }
 
 TEST_F(CheckpointTest, RefusesEveryTruncation) {
-  const std::string whole = file_bytes(kGoodHeader, kGoodData);
+  const std::string whole = safetensors_bytes(kGoodHeader, kGoodData);
   for (std::size_t size = 0; size < whole.size(); ++size) {
     EXPECT_ERROR(path(), Checkpoint::open(write(whole.substr(0, size))));
   }
@@ -158,7 +143,7 @@ TEST_F(CheckpointTest, RefusesEveryTruncation) {
 }
 
 TEST_F(CheckpointTest, SurvivesEveryChangedByte) {
-  const std::string whole = file_bytes(kGoodHeader, kGoodData);
+  const std::string whole = safetensors_bytes(kGoodHeader, kGoodData);
   for (std::size_t at = 0; at < whole.size() - kGoodData.size(); ++at) {
     for (const char change : {'\x00', '\xff', '0', '9', '-', '"', '{', ']', ','}) {
       std::string bytes = whole;
@@ -179,6 +164,8 @@ TEST_F(CheckpointTest, RefusesHeaderLengthsThatCannotBe) {
     EXPECT_ERROR("does not fit", Checkpoint::open(write(bytes_of<std::uint64_t>({length}) + "{}")));
   }
   EXPECT_ERROR("too few", Checkpoint::open(write("")));
+  EXPECT_ERROR("Git LFS pointer", Checkpoint::open(write("version https://git-lfs.github.com/")));
+  EXPECT_ERROR("a PyTorch file", Checkpoint::open(write("PK\x03\x04\x0a\x0b\x0c\x0d and so on")));
   EXPECT_ERROR("does not begin", open(""));
 }
 
@@ -228,6 +215,18 @@ TEST_F(CheckpointTest, RefusesEntriesThatDoNotDescribeTheirBytes) {
           R"({"dtype":"F32","shape":[8589934592,8589934592],"data_offsets":[0,0]})",
           R"({"dtype":"F32","shape":[4294967296,4294967296,0],"data_offsets":[0,0]})",
           R"({"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]})",
+          // sizes of dtypes that only the format has
+          R"({"dtype":"F64","shape":[1],"data_offsets":[0,4]})",
+          R"({"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,4]})",
+          R"({"dtype":"F4","shape":[9],"data_offsets":[0,4]})",
+          R"({"dtype":"F6_E2M3","shape":[6],"data_offsets":[0,4]})",
+          R"({"dtype":"F64","shape":[576460752303423487],"data_offsets":[0,4]})",
+          R"({"dtype":"F4","shape":[576460752303423487],"data_offsets":[0,4]})",
+          R"({"dtype":"","shape":[1],"data_offsets":[0,4]})",
+          R"({"dtype":"f32","shape":[1],"data_offsets":[0,4]})",
+          R"({"dtype":"F32 ","shape":[1],"data_offsets":[0,4]})",
+          R"({"dtype":"F32\u0000","shape":[1],"data_offsets":[0,4]})",
+          R"({"dtype":"F32F32F32F32F32F32","shape":[1],"data_offsets":[0,4]})",
           R"({"dtype":3,"shape":[1],"data_offsets":[0,4]})",
           R"({"shape":[1],"data_offsets":[0,4]})",
           R"({"dtype":"F32","data_offsets":[0,4]})",
@@ -241,6 +240,27 @@ TEST_F(CheckpointTest, RefusesEntriesThatDoNotDescribeTheirBytes) {
   }
 }
 
+TEST_F(CheckpointTest, TellsAboutDtypesWithoutTouchingBytes) {
+  struct {
+    const char* dtype;
+    std::int64_t elements;
+    std::size_t bytes;
+  } const cases[] = {{"F4", 8, 4},   {"F6_E3M2", 4, 3}, {"F8_E5M2", 3, 3}, {"I8", 1, 1},
+                     {"U16", 5, 10}, {"F64", 2, 16},    {"C64", 1, 8},     {"FUTURE_7", 9, 2}};
+  for (const auto& [dtype, elements, bytes] : cases) {
+    SCOPED_TRACE(dtype);
+    const Checkpoint file =
+        open(fmt::format(R"({{"x":{{"dtype":"{}","shape":[{}],"data_offsets":[0,{}]}}}})", dtype,
+                         elements, bytes),
+             std::string(bytes, 'x'));
+    EXPECT_EQ(file.info("x").stored_dtype, dtype);
+    EXPECT_EQ(file.info("x").bytes, bytes);
+    EXPECT_EQ(file.info("x").shape, Shape{elements});
+    EXPECT_ERROR("expected F32", file["x"]);
+    EXPECT_ERROR("no tensor 'y'", file.info("y"));
+  }
+}
+
 TEST_F(CheckpointTest, RefusesOverlapsAndDuplicates) {
   const auto two = [&](const char* first, const char* b, const char* second) {
     return open(std::string(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":)") + first + "},\"" +
@@ -250,7 +270,18 @@ TEST_F(CheckpointTest, RefusesOverlapsAndDuplicates) {
   EXPECT_EQ(two("[2,4]", "b", "[0,2]")["b"].to_vector<std::uint8_t>()[0], '1');
   EXPECT_ERROR("overlap", two("[0,2]", "b", "[1,3]"));
   EXPECT_ERROR("overlap", two("[0,2]", "b", "[0,2]"));
+  EXPECT_ERROR("leaves a hole at byte 0", two("[2,4]", "b", "[1,3]"));
   EXPECT_ERROR("appears twice", two("[0,2]", "a", "[2,4]"));
+  EXPECT_ERROR("appears twice", two("[0,2]", "\\u0061", "[2,4]"));
+}
+
+TEST_F(CheckpointTest, RefusesRangesThatOnlyAddUp) {
+  // One runs backwards, from 8 to 4, so that the last ends where the file does.
+  EXPECT_ERROR("do not lie within the 4 bytes",
+               open(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                    R"("b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]},)"
+                    R"("c":{"dtype":"FUTURE","shape":[],"data_offsets":[8,4]}})",
+                    "1234"));
 }
 
 TEST_F(CheckpointTest, StopsAtDeepNesting) {

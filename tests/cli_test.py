@@ -3,6 +3,7 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ def qkv(*arguments, **environment):
 class Usage(unittest.TestCase):
     def test_help_has_two_examples(self):
         for command in ([], ["bench"], ["bench", "attention"], ["study"], ["study", "scale"],
-                        ["info"]):
+                        ["inspect"], ["info"]):
             run = qkv(*command, "--help")
             self.assertEqual(run.returncode, 0, command)
             examples = run.stdout.split("Examples:\n")[1].strip().splitlines()
@@ -38,6 +39,7 @@ class Usage(unittest.TestCase):
 
     def test_wrong_calls_are_usage_errors_of_one_line(self):
         for arguments in ([], ["fly"], ["bench"], ["study"], ["info", "--fast"],
+                          ["inspect"], ["inspect", "x", "y"], ["inspect", "x", "--sort", "age"],
                           ["bench", "attention", "--shape", "1,2,3"],
                           ["bench", "attention", "--shape", "1,3,2,8,8,8"],
                           ["bench", "attention", "--shape", "1,2,2,8,8,x"],
@@ -145,6 +147,116 @@ class Study(unittest.TestCase):
         self.assertTrue(html.startswith("<!DOCTYPE html>"))
         self.assertTrue(html.rstrip().endswith("</html>"))
         self.assertIn("findings", run.stdout)
+
+
+def safetensors(tensors, metadata=None):
+    """The bytes of a file: {name: (dtype, shape, bytes of data)}."""
+    header, data = {"__metadata__": metadata} if metadata else {}, b""
+    for name, (dtype, shape, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + size]}
+        data += bytes(size)
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+class Inspect(unittest.TestCase):
+    TENSORS = {"h.0.attn.weight": ("F32", [4, 8], 128), "h.0.mlp.weight": ("BF16", [16, 8], 256),
+               "h.1.attn.weight": ("F32", [2, 2], 16), "old": ("F64", [3], 24),
+               "packed": ("F4", [2, 8], 8)}
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.file = self.write("model.safetensors", safetensors(self.TENSORS, {"format": "pt"}))
+
+    def write(self, name, content):
+        path = os.path.join(self.folder, name)
+        with open(path, "wb") as file:
+            file.write(content if isinstance(content, bytes) else json.dumps(content).encode())
+        return path
+
+    def inspect(self, *arguments):
+        run = qkv("inspect", *arguments, "--json")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        return json.loads(run.stdout)
+
+    def test_json(self):
+        result = self.inspect(self.file)
+        self.assertEqual({t["name"]: (t["dtype"], t["shape"], t["bytes"])
+                          for t in result["tensors"]}, self.TENSORS)
+        self.assertEqual(result["total"]["tensors"], 5)
+        self.assertEqual(result["total"]["parameters"], 32 + 128 + 4 + 3 + 16)
+        self.assertEqual(result["total"]["bytes"], 432)
+        self.assertEqual(result["total"]["dtypes"]["F32"],
+                         {"tensors": 2, "parameters": 36, "bytes": 144})
+        self.assertEqual(result["metadata"], {"format": "pt"})
+        self.assertEqual(result["files"], [self.file])
+        self.assertIsNone(result["model_type"])
+
+    def test_text(self):
+        self.write("config.json", {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]})
+        run = qkv("inspect", self.folder)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        rows = [line.split() for line in run.stdout.splitlines()]
+        self.assertEqual(rows[0], ["name", "dtype", "shape", "bytes"])
+        self.assertEqual(rows[1], ["h.0.attn.weight", "F32", "[4,", "8]", "128"])
+        for part in ("5 tensors, 183 parameters, 432 bytes, in 1 file", "model_type: gpt2",
+                     "architectures: GPT2LMHeadModel", "metadata format: pt",
+                     "2 tensors, 36 parameters, 144 bytes"):
+            self.assertIn(part, run.stdout)
+
+    def test_sort_and_filter(self):
+        def names(*arguments):
+            return [t["name"] for t in self.inspect(self.file, *arguments)["tensors"]]
+        self.assertEqual(names(), sorted(self.TENSORS))
+        self.assertEqual(names("--sort", "size")[:2], ["h.0.mlp.weight", "h.0.attn.weight"])
+        self.assertEqual(names("--filter", "attn"), ["h.0.attn.weight", "h.1.attn.weight"])
+        self.assertEqual(names("--filter", "no such"), [])
+        self.assertIn("2 of 5 tensors, 36 parameters",
+                      qkv("inspect", self.file, "--filter", "attn").stdout)
+
+    def test_index(self):
+        os.rename(self.file, os.path.join(self.folder, "one.safetensors"))
+        self.write("two.safetensors", safetensors({"b": ("I16", [2], 4)}))
+        index = self.write("model.safetensors.index.json", {
+            "weight_map": {"old": "one.safetensors", "b": "two.safetensors"}})
+        for path in (index, self.folder):
+            result = self.inspect(path)
+            self.assertEqual([t["name"] for t in result["tensors"]], ["b", "old"])
+            self.assertEqual(len(result["files"]), 2)
+
+    def test_a_bad_config_is_a_warning(self):
+        self.write("config.json", b"{")
+        run = qkv("inspect", self.folder, "--json")
+        self.assertEqual(run.returncode, 0)
+        self.assertEqual(json.loads(run.stdout)["total"]["tensors"], 5)
+        self.assertRegex(run.stderr, r"^qkv: warning: .*config.json: not valid JSON.*\n$")
+
+    def test_names_do_not_reach_the_terminal_raw(self):
+        path = self.write("evil.safetensors",
+                          safetensors({"\x1b[2J\n\x9b": ("U8", [1], 1)}, {"\x1b": "\x07"}))
+        run = qkv("inspect", path)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("?[2J???", run.stdout)
+        self.assertFalse(set("\x1b\x07\x9b") & set(run.stdout))
+        self.assertEqual(self.inspect(path)["tensors"][0]["name"], "\x1b[2J\n\x9b")
+
+    def test_failures_are_one_line(self):
+        empty = os.path.join(self.folder, "empty")
+        os.mkdir(empty)
+        whole = safetensors(self.TENSORS)
+        for path, part in ((os.path.join(self.folder, "absent"), "No such file"),
+                           (empty, "no model.safetensors"),
+                           (self.write("short.safetensors", whole[:-1]), "do not lie within"),
+                           (self.write("weights.bin", b"PK\3\4" + b"x" * 60), "a PyTorch file"),
+                           (self.write("lies.json", {"weight_map": {"a": "../x"}}), "beside it")):
+            run = qkv("inspect", path)
+            self.assertEqual(run.returncode, 1, path)
+            self.assertEqual(run.stdout, "")
+            self.assertRegex(run.stderr, r"^qkv: .*\n$")
+            self.assertIn(part, run.stderr)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ Case::Case(const std::string& path) : file_(qkv::Checkpoint::open(path)) {
     const auto attributes = nlohmann::json::parse(metadata(file_, "attributes"));
     for (const auto& [name, value] : attributes.items()) {
       attributes_[name] = value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
+      if (value.is_string()) texts_[name] = value.get<std::string>();
     }
   } catch (const std::logic_error&) {  // std::stoi
     throw qkv::Error("the metadata 'opset' is not a number");
@@ -45,6 +46,13 @@ std::optional<double> Case::number(const std::string& name) const {
 std::int64_t Case::integer(const std::string& name, std::int64_t otherwise) const {
   const std::optional<double> value = number(name);
   return value ? static_cast<std::int64_t>(*value) : otherwise;
+}
+
+std::string Case::text(const std::string& name, const std::string& otherwise) const {
+  if (!attributes_.contains(name)) return otherwise;
+  const auto found = texts_.find(name);
+  if (found == texts_.end()) throw qkv::Error("attribute '" + name + "' is not text");
+  return found->second;
 }
 
 qkv::Tensor Case::input(const std::string& slot) const {

@@ -22,6 +22,7 @@ class Case {
   // The attribute, or nothing when the case leaves it to its default.
   std::optional<double> number(const std::string& name) const;
   std::int64_t integer(const std::string& name, std::int64_t otherwise) const;
+  std::string text(const std::string& name, const std::string& otherwise) const;
   // The input, or an undefined tensor.
   qkv::Tensor input(const std::string& slot) const;
   bool has_output(const std::string& slot) const;
@@ -38,12 +39,17 @@ class Case {
   std::string op_;
   int opset_ = 0;
   std::map<std::string, std::optional<double>> attributes_;  // no value: not a number
+  std::map<std::string, std::string> texts_;                 // those that are text
 };
 
 // What the operator gave, by slot name.
 using Outputs = std::map<std::string, qkv::Tensor>;
 
 Outputs run_attention(const Case& c);
+Outputs run_gelu(const Case& c);
+Outputs run_layer_norm(const Case& c);
+Outputs run_rms_norm(const Case& c);
+Outputs run_rotary(const Case& c);
 Outputs run_softmax(const Case& c);
 
 }  // namespace conformance

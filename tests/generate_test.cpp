@@ -1,0 +1,175 @@
+// Generation: what is chosen, when it ends, what a batch and a seed may not change.
+#include "qkv/generate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "models/sampling.h"
+#include "qkv/error.h"
+
+namespace qkv {
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+
+std::string golden(const std::string& name) {
+  return std::string(QKV_TEST_DATA) + "/goldens/" + name;
+}
+
+// What choose_token can choose over a fine grid of draws.
+std::set<std::int64_t> choices(const std::vector<float>& logits, const GenerateOptions& options) {
+  std::set<std::int64_t> chosen;
+  for (int i = 0; i < 10000; ++i) chosen.insert(choose_token(logits, options, i / 10000.0));
+  return chosen;
+}
+
+TEST(Sampling, CutsWhatItSays) {
+  // Probabilities 0.5, 0.25, 0.125, 0.125.
+  const std::vector<float> logits{std::log(4.0f), std::log(2.0f), 0.0f, 0.0f};
+  EXPECT_EQ(choices(logits, {.temperature = 0}), (std::set<std::int64_t>{0}));
+  EXPECT_EQ(choices(logits, {.temperature = 1}), (std::set<std::int64_t>{0, 1, 2, 3}));
+  EXPECT_EQ(choices(logits, {.temperature = 1, .top_k = 2}), (std::set<std::int64_t>{0, 1}));
+  EXPECT_EQ(choices(logits, {.temperature = 1, .top_k = 3}), (std::set<std::int64_t>{0, 1, 2}));
+  EXPECT_EQ(choices(logits, {.temperature = 1, .top_p = 0.5}), (std::set<std::int64_t>{0}));
+  EXPECT_EQ(choices(logits, {.temperature = 1, .top_p = 0.7}), (std::set<std::int64_t>{0, 1}));
+  EXPECT_EQ(choices(logits, {.temperature = 1, .min_p = 0.3}), (std::set<std::int64_t>{0, 1}));
+  EXPECT_EQ(choices(logits, {.temperature = 1, .min_p = 1}), (std::set<std::int64_t>{0}));
+}
+
+TEST(Sampling, DrawsInProportion) {
+  const std::vector<float> logits{std::log(4.0f), std::log(2.0f), 0.0f, 0.0f};
+  std::vector<int> counts(4);
+  for (int i = 0; i < 40000; ++i) {
+    ++counts[static_cast<std::size_t>(choose_token(
+        logits, {.temperature = 1}, sampling_draw(3, 0, static_cast<std::uint64_t>(i))))];
+  }
+  EXPECT_NEAR(counts[0] / 40000.0, 0.5, 0.01);
+  EXPECT_NEAR(counts[1] / 40000.0, 0.25, 0.01);
+  EXPECT_NEAR(counts[3] / 40000.0, 0.125, 0.01);
+}
+
+TEST(Sampling, TemperatureSharpens) {
+  const std::vector<float> logits{1.0f, 0.0f};
+  const auto share = [&](double temperature) {
+    int first = 0;
+    for (int i = 0; i < 10000; ++i) {
+      first += choose_token(logits, {.temperature = temperature}, i / 10000.0) == 0 ? 1 : 0;
+    }
+    return first / 10000.0;
+  };
+  EXPECT_NEAR(share(1), 1 / (1 + std::exp(-1.0)), 1e-3);
+  EXPECT_NEAR(share(0.5), 1 / (1 + std::exp(-2.0)), 1e-3);
+}
+
+TEST(Sampling, RepetitionIsPenalized) {
+  std::vector<float> logits{2, -2, 1};
+  penalize_repetition(logits, Ids{0, 1, 1}, 2);
+  EXPECT_EQ(logits, (std::vector<float>{1, -4, 1}));
+}
+
+TEST(Sampling, BrokenLogitsAreAnError) {
+  EXPECT_THROW(choose_token(std::vector<float>{NAN, NAN}, {}, 0), Error);
+}
+
+TEST(Generate, ABatchIsItsSequences) {
+  for (const std::string name : {"gpt2", "llama", "mistral", "gemma2", "bart", "t5"}) {
+    SCOPED_TRACE(name);
+    const auto model = load_model(golden(name));
+    const std::vector<Ids> prompts{{5, 6, 7, 8, 9}, {10, 11}, {12, 13, 14}};
+    const GenerateOptions options{.max_new_tokens = 12, .stop_ids = Ids{}};
+    const std::vector<Ids> together = generate(*model, prompts, options);
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ(generate(*model, {prompts[i]}, options).front(), together[i]);
+      EXPECT_EQ(together[i].size(), 12u);
+    }
+  }
+}
+
+TEST(Generate, EndedSequencesLeaveTheBatch) {
+  const auto model = load_model(golden("gpt2"));
+  const std::vector<Ids> prompts{{5, 6, 7, 8, 9}, {10, 11}, {12, 13, 14}};
+  const std::vector<Ids> whole =
+      generate(*model, prompts, {.max_new_tokens = 12, .stop_ids = Ids{}});
+  const std::int64_t stop = whole[1][3];
+  const std::vector<Ids> cut =
+      generate(*model, prompts, {.max_new_tokens = 12, .stop_ids = Ids{stop}});
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    Ids expected;
+    for (const std::int64_t token : whole[i]) {
+      expected.push_back(token);
+      if (token == stop) break;
+    }
+    EXPECT_EQ(cut[i], expected);
+  }
+}
+
+TEST(Generate, StreamsAndStopsWhenTold) {
+  const auto model = load_model(golden("llama"));
+  std::vector<Ids> streamed(2);
+  GenerateOptions options{.max_new_tokens = 10, .stop_ids = Ids{}};
+  options.on_token = [&](std::size_t sequence, std::int64_t token) {
+    streamed[sequence].push_back(token);
+    return !(sequence == 1 && streamed[1].size() == 4);
+  };
+  const std::vector<Ids> got = generate(*model, {{5, 6}, {7}}, options);
+  EXPECT_EQ(got, streamed);
+  EXPECT_EQ(got[0].size(), 10u);
+  EXPECT_EQ(got[1].size(), 4u);
+}
+
+TEST(Generate, ASeedDecides) {
+  const auto model = load_model(golden("gpt2"));
+  const auto with_seed = [&](std::uint64_t seed) {
+    return generate(*model, {{1, 2, 3}},
+                    {.max_new_tokens = 20, .temperature = 1.5, .seed = seed, .stop_ids = Ids{}});
+  };
+  EXPECT_EQ(with_seed(1), with_seed(1));
+  EXPECT_NE(with_seed(1), with_seed(2));
+}
+
+TEST(Generate, StopsWherePositionsEnd) {
+  const auto model = load_model(golden("gpt2"));  // 64 positions
+  const std::vector<Ids> got =
+      generate(*model, {Ids(60, 1)}, {.max_new_tokens = 100, .stop_ids = Ids{}});
+  EXPECT_EQ(got.front().size(), 5u);  // the last one is predicted from position 64
+  EXPECT_THROW(generate(*model, {Ids(65, 1)}), Error);
+}
+
+TEST(Generate, BeamsFindWhatGreedyMisses) {
+  const auto model = load_model(golden("gpt2"));
+  const auto score = [&](const Ids& prompt, const Ids& tokens) {
+    Ids all = prompt;
+    all.insert(all.end(), tokens.begin(), tokens.end());
+    const Tensor logits =
+        (*model)({.ids = Tensor::from(all, {1, static_cast<std::int64_t>(all.size())})}).logits;
+    double sum = 0;
+    for (std::size_t t = 0; t < tokens.size(); ++t) {
+      const auto at = static_cast<std::int64_t>(prompt.size() + t - 1) * 96;
+      const std::span<const float> row(logits.data<float>() + at, 96);
+      sum += log_probabilities(row)[static_cast<std::size_t>(tokens[t])];
+    }
+    return sum;
+  };
+  const Ids prompt{4, 8, 15};
+  const Ids greedy = generate(*model, {prompt}, {.max_new_tokens = 10, .stop_ids = Ids{}}).front();
+  const Ids beam =
+      generate(*model, {prompt}, {.max_new_tokens = 10, .beams = 8, .stop_ids = Ids{}}).front();
+  EXPECT_EQ(beam.size(), greedy.size());
+  EXPECT_GE(score(prompt, beam), score(prompt, greedy) - 1e-6);
+}
+
+TEST(Generate, BadOptionsAreNamed) {
+  const auto model = load_model(golden("gpt2"));
+  EXPECT_THROW(generate(*model, {{1}}, {.temperature = -1}), Error);
+  EXPECT_THROW(generate(*model, {{1}}, {.top_p = 0}), Error);
+  EXPECT_THROW(generate(*model, {{1}}, {.min_p = 2}), Error);
+  EXPECT_THROW(generate(*model, {{1}}, {.beams = 0}), Error);
+  EXPECT_THROW(generate(*model, {Ids{}}), Error);
+  EXPECT_THROW(generate(*load_model(golden("bert-model")), {{1}}), Error);
+  EXPECT_TRUE(generate(*model, {}).empty());
+}
+
+}  // namespace
+}  // namespace qkv
