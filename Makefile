@@ -5,6 +5,7 @@
 
 JOBS ?= $(shell tools/jobs)
 PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 60
 SHAPE ?= 1,12,12,512,512,64
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CTEST_PARALLEL_LEVEL := $(JOBS)
@@ -18,7 +19,7 @@ cmake --preset $(1)
 cmake --build --preset $(1)
 endef
 
-.PHONY: help run test deps build bench asan tsan cuda tidy format format-check levels \
+.PHONY: help run test deps build bench asan tsan fuzz cuda tidy format format-check levels \
         check-install install clean
 
 help: ## show this
@@ -47,6 +48,11 @@ asan: deps ## every test under AddressSanitizer and UndefinedBehaviorSanitizer
 tsan: deps ## every test under ThreadSanitizer
 	$(call configure_and_build,tsan)
 	$(FIXED_ADDRESSES) ctest --preset tsan
+
+fuzz: deps ## let the fuzzers of tests/fuzz run for FUZZ_SECONDS each (needs clang)
+	$(call configure_and_build,fuzz)
+	build/fuzz/bin/safetensors_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096
+	build/fuzz/bin/config_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096
 
 cuda: deps ## compile the library with CUDA (needs nvcc)
 	cmake --preset cuda
