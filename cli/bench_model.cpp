@@ -119,13 +119,16 @@ void print_text(const nlohmann::ordered_json& r) {
                r["decode_ms"].get<double>(), r["decode_tokens_per_s"].get<double>(),
                r["decode_gbytes_per_s"].get<double>());
   }
-  fmt::print("\n  peak memory {:.0f} MB\n", r["peak_memory_bytes"].get<double>() * 1e-6);
+  fmt::print("\n  opened in {:.1f} ms, peak memory {:.0f} MB\n", r["open_ms"].get<double>(),
+             r["peak_memory_bytes"].get<double>() * 1e-6);
 }
 
 void run_bench_model(const BenchModelOptions& o) {
   o.common.apply();
   if (!o.target.empty()) set_cpu_target(o.target);
+  const auto begin = std::chrono::steady_clock::now();
   const std::unique_ptr<Model> model = open_model(o);
+  const std::chrono::duration<double, std::milli> opened = std::chrono::steady_clock::now() - begin;
   std::size_t bytes = 0;
   std::int64_t count = 0, in_products = 0;
   DType dtype = DType::f32;
@@ -148,6 +151,7 @@ void run_bench_model(const BenchModelOptions& o) {
       {"parameters", count},
       {"dtype", to_string(dtype)},
       {"weight_bytes", bytes},
+      {"open_ms", opened.count()},
       {"target", cpu_target()},
       {"threads", num_threads()},
       {"batch", o.batch},

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "core/backend.h"
 #include "core/check.h"
 #include "qkv/threads.h"
 
@@ -16,10 +17,14 @@ void Common::add_to(CLI::App& command) {
   command.add_option("--threads", threads, "Threads to use (default: QKV_THREADS, or all cores)")
       ->check(CLI::Range(1, 1024));
   command.add_flag("--json", json, "Print one JSON object instead of text");
+  command.add_option("--device", device, "cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
 }
 
 void Common::apply() const {
   if (threads > 0) set_num_threads(threads);
+  if (device == "cuda") backend({DeviceType::cuda, 0});
 }
 
 std::string examples(const std::string& first, const std::string& second) {

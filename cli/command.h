@@ -21,9 +21,10 @@ void add_verify(CLI::App& app, Job& job);
 struct Common {
   int threads = 0;  // 0 = the library's default
   bool json = false;
+  std::string device = "cpu";
 
   void add_to(CLI::App& command);
-  void apply() const;  // sets the number of threads
+  void apply() const;  // sets the number of threads; Error when the device is not to be had
 };
 
 // Shown at the end of a command's --help.

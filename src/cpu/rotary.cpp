@@ -72,20 +72,26 @@ void turn_row(const T* x, std::int64_t step, T* y, const Angles& a, float* buffe
 template <class T>
 void rotary_rows(const RotaryProblem& p, std::int64_t begin, std::int64_t end) {
   const std::int64_t heads = p.x.size(1), length = p.x.size(2), width = p.x.size(3);
-  const std::int64_t half = p.cos.size(2), step = p.x.stride(3), along = p.x.stride(2);
+  const std::int64_t half = p.cos.size(2), step = p.x.stride(3);
   const std::int64_t per_batch = p.cos.size(0) > 1 ? length * half : 0;
+  // In the order of memory: the heads of a position lie together in what a projection gives.
+  const bool by_position = p.x.stride(1) < p.x.stride(2);
+  const int inner = by_position ? 1 : 2, outer = by_position ? 2 : 1;
+  const std::int64_t along = p.x.stride(inner), y_along = p.y.stride(inner);
+  const std::int64_t count = p.x.size(inner), turn = by_position ? 0 : half;
   const bool gather = step != 1 || (p.interleaved && !std::is_same_v<T, float>);
   const Scratch<float> buffer(gather ? 2 * half : 0);
   const Scratch<T> row(gather && !p.interleaved ? 2 * half : 0);
   for (std::int64_t r = begin; r < end;) {
-    const std::int64_t first = r % length, h = r / length % heads, b = r / length / heads;
-    const T* x = p.x.data<T>() + b * p.x.stride(0) + h * p.x.stride(1) + first * along;
-    T* y = p.y.data<T>() + b * p.y.stride(0) + h * p.y.stride(1) + first * p.y.stride(2);
-    const std::int64_t at = b * per_batch + first * half;
+    const std::int64_t first = r % count, other = r / count % p.x.size(outer);
+    const std::int64_t b = r / (heads * length), s = by_position ? other : first;
+    const T* x = p.x.data<T>() + b * p.x.stride(0) + other * p.x.stride(outer) + first * along;
+    T* y = p.y.data<T>() + b * p.y.stride(0) + other * p.y.stride(outer) + first * y_along;
+    const std::int64_t at = b * per_batch + s * half;
     Angles angles{p.cos.data<float>() + at, p.sin.data<float>() + at, half,
                   p.inverse ? -1.0f : 1.0f};
-    const std::int64_t stop = std::min(end, r - first + length);
-    for (; r < stop; ++r, x += along, y += p.y.stride(2), angles.cos += half, angles.sin += half) {
+    const std::int64_t stop = std::min(end, r - first + count);
+    for (; r < stop; ++r, x += along, y += y_along, angles.cos += turn, angles.sin += turn) {
       if (p.interleaved) {
         turn_row(x, step, y, angles, gather ? buffer.get() : nullptr);
       } else if (gather) {

@@ -1,7 +1,9 @@
 // The Transformer of 2017 as Marian and BART have it: encoder and decoder, norm after each part.
 // Marian has sinusoidal positions; BART learned ones, two rows further down, and a norm after the
 // embedding.
+#include <algorithm>
 #include <cmath>
+#include <mutex>
 
 #include "core/check.h"
 #include "models/family.h"
@@ -30,13 +32,40 @@ struct BartLayer final : nn::Module {
   }
 };
 
+// Rows of the sinusoidal table, made when they are first asked for: a config may promise more
+// positions than anyone has memory for.
+class Sinusoids {
+ public:
+  explicit Sinusoids(std::int64_t width = 2) : width_(width) {}
+
+  // [count, width] from position `first` on.
+  Tensor rows(std::int64_t first, std::int64_t count) const {
+    const std::scoped_lock lock(state_->mutex);
+    std::int64_t have = state_->table.defined() ? state_->table.size(0) : 0;
+    if (have < first + count) {
+      have = std::max<std::int64_t>(have, 64);
+      while (have < first + count) have *= 2;
+      state_->table = nn::sinusoidal_positions(have, width_);
+    }
+    return slice(state_->table, 0, first, first + count);
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    Tensor table;
+  };
+  std::int64_t width_;
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
 // One side: embedding, positions, layers.
 struct BartStack final : nn::Module {
   std::string name;  // "encoder", "decoder"
   bool learned_positions = true, embedding_norm = true, own_embedding = false;
   double embed_scale = 1;
   nn::Embedding tokens, positions;
-  Tensor sinusoids;
+  Sinusoids sinusoids;
   nn::LayerNorm norm;
   std::vector<BartLayer> layers;
 
@@ -56,7 +85,7 @@ struct BartStack final : nn::Module {
       for (std::int64_t i = 0; i < length; ++i) at[i] = past + i + 2;  // two rows are reserved
       x = add(x, positions(Tensor::from(at, {length})));
     } else {
-      x = add(x, slice(sinusoids, 0, past, past + length));
+      x = add(x, sinusoids.rows(past, length));
     }
     return embedding_norm ? norm(x) : x;
   }
@@ -137,9 +166,9 @@ class Bart final : public Model {
         c.flag_or("scale_embedding", false) ? std::sqrt(static_cast<double>(hidden)) : 1;
     stack.tokens = nn::Embedding(info_.vocabulary, hidden, info_.pad_id);
     if (is_marian) {
-      check(info_.max_positions <= 1 << 20, "{} is absurd: {}", c.where("max_position_embeddings"),
-            info_.max_positions);
-      stack.sinusoids = nn::sinusoidal_positions(info_.max_positions, hidden);
+      check(hidden % 2 == 0, "{} must be even for sinusoidal positions, got {}", c.where("d_model"),
+            hidden);
+      stack.sinusoids = Sinusoids(hidden);
     } else {
       stack.positions = nn::Embedding(info_.max_positions + 2, hidden);
     }

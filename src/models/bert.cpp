@@ -60,7 +60,7 @@ class Bert final : public Model {
  public:
   explicit Bert(const ModelSource& source) {
     const Config& c = source.config;
-    info_ = source.info(ModelKind::encoder);
+    info_ = source.sized_info(ModelKind::encoder);
     const std::string& family = info_.family;
     names_ = family == "distilbert" ? kDistilBert : kBert;
     base_ = family;

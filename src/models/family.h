@@ -32,6 +32,9 @@ struct ModelSource {
     return has_checkpoint ? stores(name) : !config.flag_or("tie_word_embeddings", true);
   }
   ModelInfo info(ModelKind kind) const;
+  // The same for families that say hidden size, layers and heads under the usual names: Error when
+  // one is missing.
+  ModelInfo sized_info(ModelKind kind) const;
 };
 
 std::unique_ptr<Model> make_bert(const ModelSource& source);  // and RoBERTa, DistilBERT, Longformer

@@ -54,7 +54,7 @@ class Llama final : public Model {
  public:
   explicit Llama(const ModelSource& source) {
     const Config& c = source.config;
-    info_ = source.info(ModelKind::decoder);
+    info_ = source.sized_info(ModelKind::decoder);
     info_.max_positions = c.integer_or("max_position_embeddings", 0, 0, kMaxPositions);
     const bool is_gemma = info_.family == "gemma2";
     const std::int64_t hidden = info_.hidden;

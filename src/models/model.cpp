@@ -71,6 +71,14 @@ ModelInfo ModelSource::info(ModelKind kind) const {
   return info;
 }
 
+ModelInfo ModelSource::sized_info(ModelKind kind) const {
+  const ModelInfo result = info(kind);
+  check(result.hidden > 0, "{} is missing", config.where("hidden_size"));
+  check(result.layers > 0, "{} is missing", config.where("num_hidden_layers"));
+  check(result.heads > 0, "{} is missing", config.where("num_attention_heads"));
+  return result;
+}
+
 std::unique_ptr<Model> make_family(ModelSource source) {
   const std::string type = source.config.text("model_type");
   std::string known;
