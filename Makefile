@@ -56,7 +56,7 @@ fuzz: deps ## let the fuzzers of tests/fuzz run for FUZZ_SECONDS each (needs cla
 
 cuda: deps ## compile the library with CUDA (needs nvcc)
 	cmake --preset cuda
-	cmake --build --preset cuda --target qkv
+	cmake --build --preset cuda --target qkv-cuda
 
 tidy: deps-ci ## build through clang-tidy
 	$(call configure_and_build,tidy)

@@ -73,7 +73,7 @@ Batch draw(qkv::Generator& random, std::int64_t count) {
 
 int main() {
   Copier model;
-  qkv::nn::initialize(model, 1, 0.1f);
+  qkv::nn::initialize(model, 1, {.deviation = 0.1f});
   qkv::Generator random(2);
   double loss = 0;
   // [train]

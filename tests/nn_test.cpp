@@ -46,7 +46,7 @@ TEST(Linear, WithoutAWeightSaysSo) {
 
 TEST(Linear, PackFollowsTraining) {
   Pair pair;
-  nn::initialize(pair, 1, 1.0f);
+  nn::initialize(pair, 1, {.deviation = 1});
   const Tensor x = Generator(2).normal({5, 4});
   const Tensor before = pair.first(x);
   {

@@ -49,9 +49,9 @@ class Checkpoint {
 };
 
 // Says that the bytes of `tensor`, which came from a checkpoint, are not needed soon, as after a
-// weight was packed into another layout. The pages that hold nothing else leave this process; a later
-// touch reads them from the file again, so this costs time at worst and never changes a value. Does
-// nothing to tensors from elsewhere.
+// weight was packed into another layout. The pages that hold nothing else leave this process; a
+// later touch reads them from the file again, so this costs time at worst and never changes a
+// value. Does nothing to tensors from elsewhere.
 void drop_pages(const Tensor& tensor);
 
 // Writes a .safetensors file: CPU tensors of any strides, in an order that aligns them. The file

@@ -78,7 +78,8 @@ class PackedWeight {
 Tensor linear(const Tensor& x, const PackedWeight& weight, const Tensor& bias = {},
               Activation activation = Activation::none);
 
-// (x - mean) / sqrt(var + eps) * weight + bias over the last axis; weight and bias may be undefined.
+// (x - mean) / sqrt(var + eps) * weight + bias over the last axis; weight and bias may be
+// undefined.
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps);
 // x / sqrt(mean(x^2) + eps) * (weight + weight_offset): Gemma stores weights around 0 and adds 1.
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double weight_offset = 0);
@@ -107,7 +108,8 @@ struct CrossEntropyOptions {
   double z_loss = 0;           // adds z_loss * lse^2, which keeps logits from drifting
 };
 // The mean over targets that count of -log softmax(logits)[target]: f32, shape []. logits [..., V],
-// targets [...] (i32 or i64). Probabilities are never stored: backward has lse and makes them again.
+// targets [...] (i32 or i64). Probabilities are never stored: backward has lse and makes them
+// again.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const CrossEntropyOptions& options = {});
 

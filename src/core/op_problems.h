@@ -40,14 +40,14 @@ struct LinearProblem {
 
 // y = norm(x + residual), over rows of the last axis; everything contiguous.
 struct NormProblem {
-  Tensor x;         // [rows, D]
-  Tensor residual;  // like x, or undefined
-  Tensor weight;    // [D] or undefined
-  Tensor bias;      // [D] or undefined
+  Tensor x;              // [rows, D]
+  Tensor residual;       // like x, or undefined
+  Tensor weight;         // [D] or undefined
+  Tensor bias;           // [D] or undefined
   bool centered = true;  // layer norm; false: RMS norm
   float eps = 0, weight_offset = 0;
-  Tensor sum;         // x + residual, rounded to the dtype of x, before the norm; undefined without one
-  Tensor y;           // like x
+  Tensor sum;  // x + residual, rounded to the dtype of x, before the norm; undefined without one
+  Tensor y;    // like x
   Tensor mean, rstd;  // f32 [rows], or undefined when no gradient will be asked
 };
 struct NormBackward {
@@ -84,10 +84,10 @@ struct CrossEntropyBackward {
 
 // One step of AdamW on one parameter; all contiguous, of one size.
 struct AdamWProblem {
-  Tensor parameter;       // any floating dtype
-  Tensor gradient;        // f32
-  Tensor m, v;            // f32: running means of the gradient and its square
-  Tensor master;          // f32 copy of a 16-bit parameter, or undefined
+  Tensor parameter;  // any floating dtype
+  Tensor gradient;   // f32
+  Tensor m, v;       // f32: running means of the gradient and its square
+  Tensor master;     // f32 copy of a 16-bit parameter, or undefined
   float lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
   float correction1 = 1, correction2 = 1;  // 1 - beta^t
   float gradient_scale = 1;                // from clipping

@@ -127,8 +127,8 @@ Tensor Tensor::copy_of(const void* values, std::size_t count, DType dtype, const
   return tensor;
 }
 
-Tensor Tensor::wrap(void* data, const Shape& shape, DType dtype,
-                    std::shared_ptr<const void> owner, Backing backing) {
+Tensor Tensor::wrap(void* data, const Shape& shape, DType dtype, std::shared_ptr<const void> owner,
+                    Backing backing) {
   check(data != nullptr || shape.numel() == 0, "Tensor::wrap: data is null for shape {}", shape);
   Tensor tensor;
   const auto bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);

@@ -1,5 +1,5 @@
-// Asking for memory before it is needed: it answers while something else is computed. An address may
-// lie outside of any tensor; a prefetch does not fault.
+// Asking for memory before it is needed: it answers while something else is computed. An address
+// may lie outside of any tensor; a prefetch does not fault.
 #pragma once
 
 #include <cstddef>

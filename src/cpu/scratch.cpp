@@ -11,7 +11,7 @@ namespace qkv::cpu {
 namespace {
 
 constexpr std::size_t kAlignment = 64, kSmallest = 256;
-constexpr int kClasses = 17;                         // powers of two, 256 bytes to 16 MiB
+constexpr int kClasses = 17;                          // powers of two, 256 bytes to 16 MiB
 constexpr std::size_t kKeep = std::size_t{16} << 20;  // bytes a thread keeps
 
 int class_of(std::size_t bytes) {

@@ -112,7 +112,7 @@ std::unique_ptr<Model> make_model(const std::string& config, std::uint64_t seed,
     check(!__builtin_add_overflow(count, shape.numel(), &count) && count < std::int64_t{1} << 38,
           "{}: more than 2^38 parameters (at {}); is the config right?", config, name);
   }));
-  nn::initialize(*model, seed, 0.02f, dtype);
+  nn::initialize(*model, seed, {.dtype = dtype, .uniform = true});
   model->tie();
   ModelAccess::set_config(*model, preset.empty() ? read_text(config) : preset);
   return model;

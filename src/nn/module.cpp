@@ -1,3 +1,4 @@
+#include <cmath>
 #include <unordered_set>
 
 #include "core/check.h"
@@ -31,15 +32,19 @@ std::int64_t count_parameters(Module& module) {
   return count;
 }
 
-void initialize(Module& module, std::uint64_t seed, float deviation, DType dtype) {
+void initialize(Module& module, std::uint64_t seed, const InitializeOptions& options) {
   Generator random(seed);
+  const float deviation = options.deviation;
+  const float bound = deviation * std::sqrt(3.0f);
   module.visit(Visitor([&](const std::string& name, Tensor& value, const Shape& shape) {
     const bool is_bias = name.ends_with("bias");
     const bool is_norm = shape.rank() == 1 && name.ends_with("weight");
     if (is_bias || is_norm) {
-      value = Tensor::full(shape, is_norm ? 1 : 0, {dtype});
+      value = Tensor::full(shape, is_norm ? 1 : 0, {options.dtype});
+    } else if (options.uniform) {
+      value = random.uniform(shape, -bound, bound, options.dtype);
     } else {
-      value = random.normal(shape, 0, deviation, dtype);
+      value = random.normal(shape, 0, deviation, options.dtype);
     }
   }));
 }
