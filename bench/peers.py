@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Time `qkv bench attention` beside PyTorch and ONNX Runtime: same shapes, threads and run.
+"""Time `qkv bench` beside PyTorch and ONNX Runtime: same shapes, threads and run.
+
+Attention alone, and whole models with random weights: BERT-base, and GPT-2 decoding and reading a
+prompt (model_peers.py). Where a peer can do a case in several ways, the fastest is taken.
 
 All take turns: in each turn every contender is warmed up and timed for a moment, so that what else
 the machine does falls on all of them. Reported are medians over the turns (or, with --fastest, the
@@ -12,6 +15,7 @@ Peers that are not installed are left out. To have both:
 """
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -21,6 +25,9 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+
+from model_peers import MODEL_CASES, STEPS, ModelCase, torch_variants
+from onnx_models import onnxruntime_variants
 
 INSTALL = "pip install torch onnxruntime onnx numpy"
 
@@ -32,6 +39,8 @@ class Case:
     causal: bool = False
     backward: bool = False
 
+    rate, rate_unit = "gflops", "GFLOP/s"
+
     @property
     def mask(self):
         return "causal" if self.causal else "full"
@@ -40,6 +49,12 @@ class Case:
         b, h, _, sq, sk, d = self.shape
         forward = 4 * b * h * sq * sk * d * (0.5 if self.causal else 1)
         return forward * (2.5 if self.backward else 1)
+
+    def per_second(self, ms):
+        return self.flops() / ms * 1e-6
+
+    def describe(self):
+        return {"shape": self.shape, "mask": self.mask, "backward": self.backward}
 
 
 CASES = [
@@ -61,17 +76,27 @@ class Qkv:
         self.binary, self.threads, self.info = binary, threads, {}
 
     def prepare(self, case, dtype):
-        self.command = [self.binary, "bench", "attention", "--json", "--no-baseline", "--shape",
-                        ",".join(map(str, case.shape)), "--mask", case.mask, "--dtype", dtype,
-                        "--threads", str(self.threads)] + ["--backward"] * case.backward
-        return dtype
+        """Gets ready for turns of a case; returns its dtype and which variant it is, if any."""
+        self.prefix = ""
+        if isinstance(case, ModelCase):
+            what = ["model", case.model, "--batch", case.batch, "--tokens", case.tokens]
+            if case.decode:
+                self.prefix = "decode_"
+                what += ["--repeat", 1]  # of what comes before decoding
+            what += ["--decode", STEPS if case.decode else 0]
+        else:
+            what = ["attention", "--no-baseline", "--shape", ",".join(map(str, case.shape)),
+                    "--mask", case.mask] + ["--backward"] * case.backward
+        self.command = [self.binary, "bench", *map(str, what), "--dtype", dtype, "--threads",
+                        str(self.threads), "--json"]
+        return dtype, ""
 
     def turn(self, seconds):
         run = subprocess.run(self.command, capture_output=True, text=True)
         if run.returncode != 0:
             raise RuntimeError(run.stderr.strip())
         self.info = json.loads(run.stdout)
-        return self.info["ms"], self.info["ms_fastest"]
+        return self.info[f"{self.prefix}ms"], self.info[f"{self.prefix}ms_fastest"]
 
 
 def time_calls(call, seconds):
@@ -86,6 +111,28 @@ def time_calls(call, seconds):
     return statistics.median(times), min(times)
 
 
+def choose_fastest(peer, variants):
+    """Of variants (name, dtype, what makes the call): the call, the dtype and the name of one."""
+    ready = []
+    for name, dtype, build in variants:
+        try:
+            call = build()
+            call()
+            ready.append((call, dtype, name))
+        except Exception as error:  # what this version lacks for this dtype
+            print(f"{peer}: {name}: {str(error).splitlines()[0]}", file=sys.stderr)
+    if not ready:
+        raise NotImplementedError("no way to do this case")
+    if len(ready) == 1:
+        return ready[0]
+    # They take turns too, and the fastest runs count: a busy moment must not choose.
+    rounds = [[min(time_calls(call, 0.1)) for call, _, _ in ready] for _ in range(3)]
+    fastest = [min(times) for times in zip(*rounds)]
+    for ms, (_, _, name) in zip(fastest, ready):
+        print(f"{peer}: {name}: {ms:.3f} ms", file=sys.stderr)
+    return ready[fastest.index(min(fastest))]
+
+
 class Torch:
     name = "torch"
 
@@ -96,6 +143,10 @@ class Torch:
         torch.set_num_threads(threads)
 
     def prepare(self, case, dtype):
+        if isinstance(case, ModelCase):
+            self.call = None  # frees a model
+            self.call, *used = choose_fastest(self.name, torch_variants(case, dtype))
+            return used
         torch = self.torch
         b, h, hk, sq, sk, d = case.shape
         kind = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[dtype]
@@ -114,14 +165,14 @@ class Torch:
                 with torch.inference_mode():
                     return sdpa(q, k, v, **options)
             self.call = forward
-        return dtype
+        return dtype, ""
 
     def turn(self, seconds):
         return time_calls(self.call, seconds)
 
 
 class OnnxRuntime:
-    """The fastest of the standard Attention operator and ONNX Runtime's own ones."""
+    """The standard Attention operator or ONNX Runtime's own ones; models of the latter."""
 
     name = "onnxruntime"
 
@@ -136,7 +187,17 @@ class OnnxRuntime:
     def prepare(self, case, dtype):
         if case.backward:
             raise NotImplementedError("no training")
+        self.call = None  # frees a model
+        if isinstance(case, ModelCase):
+            variants = onnxruntime_variants(case, dtype, self.threads)
+        else:
+            variants = self.attention_variants(case, dtype)
+        self.call, *used = choose_fastest(self.name, variants)
+        return used
+
+    def attention_variants(self, case, dtype):
         # No bf16 on the CPU; f16 is its low precision.
+        used = "f32" if dtype == "f32" else "f16"
         kind = self.np.float32 if dtype == "f32" else self.np.float16
         _, h, hk, sq, sk, _ = case.shape
         builders = [self.standard]
@@ -144,21 +205,7 @@ class OnnxRuntime:
             builders.append(self.multi_head)
         if sq == 1 or (case.causal and sq == sk):
             builders.append(self.group_query)
-        best = None
-        for build in builders:
-            try:
-                call = build(case, kind)
-                ms = min(time_calls(call, 0.1))
-            except Exception as error:  # an operator that this version lacks for this dtype
-                reason = str(error).splitlines()[0]
-                print(f"onnxruntime: {build.__name__}: {reason}", file=sys.stderr)
-                continue
-            if best is None or ms < best[0]:
-                best = ms, call
-        if best is None:
-            raise NotImplementedError("no attention operator for this case")
-        self.call = best[1]
-        return "f32" if kind == self.np.float32 else "f16"
+        return [(build.__name__, used, functools.partial(build, case, kind)) for build in builders]
 
     def turn(self, seconds):
         return time_calls(self.call, seconds)
@@ -253,16 +300,15 @@ def make_contenders(binary, threads):
 
 def run_case(case, dtype, contenders, args):
     """One row: the median of every contender that can run the case."""
-    row = {"case": case.name, "shape": case.shape, "mask": case.mask, "dtype": dtype,
-           "backward": case.backward, "threads": args.threads}
+    row = {"case": case.name, **case.describe(), "dtype": dtype, "threads": args.threads}
     ready = []
     for contender in contenders:
         try:
-            used = contender.prepare(case, dtype)
+            used, variant = contender.prepare(case, dtype)
         except NotImplementedError as error:
             print(f"{contender.name}: {case.name} {dtype}: {error}", file=sys.stderr)
             continue
-        row[contender.name] = {"dtype": used}
+        row[contender.name] = {"dtype": used} | ({"variant": variant} if variant else {})
         ready.append((contender, []))
     for turn in range(args.turns):
         print(f"{case.name} {dtype}: turn {turn + 1} of {args.turns}", file=sys.stderr)
@@ -272,38 +318,44 @@ def run_case(case, dtype, contenders, args):
         ms = {"ms": statistics.median(median for median, _ in times),
               "ms_fastest": min(fastest for _, fastest in times)}
         chosen = ms["ms_fastest" if args.fastest else "ms"]
-        row[contender.name] |= ms | {"gflops": case.flops() / chosen * 1e-6}
+        row[contender.name] |= ms | {case.rate: case.per_second(chosen)}
     ours = row["qkv"]
     for key in ("target", "peak_gflops", "gbytes_per_s"):
         if key in contenders[0].info:
             ours[key] = contenders[0].info[key]
     for contender, _ in ready[1:]:
-        row[contender.name]["ratio"] = ours["gflops"] / row[contender.name]["gflops"]
+        row[contender.name]["ratio"] = ours[case.rate] / row[contender.name][case.rate]
     return row
 
 
-def print_table(rows, contenders, fastest):
-    peers, ms = contenders[1:], "ms_fastest" if fastest else "ms"
-    head = f"{'case':<28} {'dtype':<5} {'qkv ms':>9} {'GFLOP/s':>8}"
+def print_table(rows, kind, contenders, fastest):
+    """Of rows that are of one kind of case."""
+    peers, ms, rate = contenders[1:], "ms_fastest" if fastest else "ms", kind.rate
+    head = f"{'case':<28} {'dtype':<5} {'qkv ms':>9} {kind.rate_unit:>8}"
     for peer in peers:
-        head += f" | {peer.name + ' ms':>14} {'GFLOP/s':>8} {'ratio':>6}"
+        head += f" | {peer.name + ' ms':>14} {kind.rate_unit:>8} {'ratio':>6}"
     print(head)
     print("-" * len(head))
     for row in rows:
         ours = row["qkv"]
-        line = f"{row['case']:<28} {row['dtype']:<5} {ours[ms]:>9.3f} {ours['gflops']:>8.1f}"
+        line = f"{row['case']:<28} {row['dtype']:<5} {ours[ms]:>9.3f} {ours[rate]:>8.1f}"
         for peer in peers:
             cell = row.get(peer.name)
             if cell is None:
                 line += f" | {'-':>14} {'-':>8} {'-':>6}"
                 continue
             note = "" if cell["dtype"] == row["dtype"] else f" ({cell['dtype']})"
-            line += (f" | {format(cell[ms], '.3f') + note:>14} {cell['gflops']:>8.1f}"
+            line += (f" | {format(cell[ms], '.3f') + note:>14} {cell[rate]:>8.1f}"
                      f" {cell['ratio']:>6.2f}")
         print(line)
+    print()
+
+
+def print_conditions(rows, contenders, fastest):
+    peers = contenders[1:]
     versions = ", ".join(f"{peer.name} {peer.version}" for peer in peers) or "no peers"
     first = rows[0]
-    print(f"\n{first['threads']} threads, target {first['qkv'].get('target', '?')}; {versions}; "
+    print(f"{first['threads']} threads, target {first['qkv'].get('target', '?')}; {versions}; "
           f"{'fastest runs' if fastest else 'medians'}; ratio: our speed over the peer's")
 
 
@@ -316,6 +368,7 @@ def parse_arguments():
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="for a peer in a turn")
     parser.add_argument("--dtypes", default="f32,bf16", help="of the forward cases")
+    parser.add_argument("--what", choices=["attention", "models", "all"], default="all")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--fastest", action="store_true", help="compare the fastest runs")
     parser.add_argument("--json", action="store_true")
@@ -326,7 +379,9 @@ def parse_arguments():
         parser.error("--threads, --turns and --seconds must be positive")
     if unknown := set(args.dtypes.split(",")) - {"f32", "bf16", "f16"}:
         parser.error(f"unknown dtype {unknown.pop()}: expected f32, bf16 or f16")
-    if not any(args.only in case.name for case in CASES):
+    cases = CASES * (args.what != "models") + MODEL_CASES * (args.what != "attention")
+    args.cases = [case for case in cases if args.only in case.name]
+    if not args.cases:
         parser.error(f"no case contains '{args.only}'")
     return args
 
@@ -335,15 +390,16 @@ def main():
     args = parse_arguments()
     contenders = make_contenders(args.qkv, args.threads)
     rows = []
-    for case in CASES:
-        if args.only not in case.name:
-            continue
+    for case in args.cases:
         for dtype in ["f32"] if case.backward else args.dtypes.split(","):
-            rows.append(run_case(case, dtype, contenders, args))
+            rows.append((case, run_case(case, dtype, contenders, args)))
     if args.json:
-        print(json.dumps(rows, indent=2))
-    else:
-        print_table(rows, contenders, args.fastest)
+        print(json.dumps([row for _, row in rows], indent=2))
+        return
+    for kind in (Case, ModelCase):
+        if some := [row for case, row in rows if isinstance(case, kind)]:
+            print_table(some, kind, contenders, args.fastest)
+    print_conditions([row for _, row in rows], contenders, args.fastest)
 
 
 if __name__ == "__main__":
