@@ -99,11 +99,11 @@ class Qkv:
         return self.info[f"{self.prefix}ms"], self.info[f"{self.prefix}ms_fastest"]
 
 
-def time_calls(call, seconds):
+def time_calls(call, seconds, least=3):
     """Median and fastest of as many calls as take `seconds`, after one that is not timed."""
     call()
     times, end = [], time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < end:
+    while len(times) < least or time.perf_counter() < end:
         start = time.perf_counter()
         result = call()  # freed after the clock was read
         times.append(1e3 * (time.perf_counter() - start))
@@ -126,7 +126,7 @@ def choose_fastest(peer, variants):
     if len(ready) == 1:
         return ready[0]
     # They take turns too, and the fastest runs count: a busy moment must not choose.
-    rounds = [[min(time_calls(call, 0.1)) for call, _, _ in ready] for _ in range(3)]
+    rounds = [[min(time_calls(call, 0.1, least=1)) for call, _, _ in ready] for _ in range(3)]
     fastest = [min(times) for times in zip(*rounds)]
     for ms, (_, _, name) in zip(fastest, ready):
         print(f"{peer}: {name}: {ms:.3f} ms", file=sys.stderr)
