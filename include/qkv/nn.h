@@ -24,6 +24,8 @@ class Visitor {
   explicit Visitor(Visit visit) : visit_(std::move(visit)) {}
 
   void operator()(const std::string& name, Tensor& parameter, const Shape& shape) const;
+  // The same visitor for what stands behind `prefix` ("model.", or nothing).
+  Visitor behind(const std::string& prefix) const;
   // The parameters of `child`, behind "name."; an empty name adds nothing.
   void operator()(const std::string& name, Module& child) const;
   template <class Layer>
@@ -97,39 +99,35 @@ class Embedding final : public Module {
   std::int64_t rows_ = 0, width_ = 0, padding_ = -1;
 };
 
-class LayerNorm final : public Module {
+struct NormConfig {
+  std::int64_t width = 0;
+  double eps = 1e-5;
+  bool rms = false;          // x / rms(x) without a bias; else layer norm
+  double weight_offset = 0;  // of an RMS norm: Gemma stores weights around 0
+};
+class Norm : public Module {
  public:
-  LayerNorm() = default;
-  LayerNorm(std::int64_t width, double eps) : width_(width), eps_(eps) {}
+  Norm() = default;
+  explicit Norm(const NormConfig& config) : config_(config) {}
   void visit(const Visitor& visitor) override;
-  Tensor operator()(const Tensor& x) const { return layer_norm(x, weight, bias, eps_); }
-  NormedSum operator()(const Tensor& x, const Tensor& residual) const {
-    return add_layer_norm(x, residual, weight, bias, eps_);
-  }
+  Tensor operator()(const Tensor& x) const;
+  // Of x + residual; that sum goes on along the residual stream.
+  NormedSum operator()(const Tensor& x, const Tensor& residual) const;
 
   Tensor weight, bias;
 
  private:
-  std::int64_t width_ = 0;
-  double eps_ = 1e-5;
+  NormConfig config_;
 };
-
-class RmsNorm final : public Module {
- public:
+// The two kinds by name.
+struct LayerNorm final : Norm {
+  LayerNorm() = default;
+  LayerNorm(std::int64_t width, double eps) : Norm({.width = width, .eps = eps}) {}
+};
+struct RmsNorm final : Norm {
   RmsNorm() = default;
   RmsNorm(std::int64_t width, double eps, double weight_offset = 0)
-      : width_(width), eps_(eps), offset_(weight_offset) {}
-  void visit(const Visitor& visitor) override;
-  Tensor operator()(const Tensor& x) const { return rms_norm(x, weight, eps_, offset_); }
-  NormedSum operator()(const Tensor& x, const Tensor& residual) const {
-    return add_rms_norm(x, residual, weight, eps_, offset_);
-  }
-
-  Tensor weight;
-
- private:
-  std::int64_t width_ = 0;
-  double eps_ = 1e-6, offset_ = 0;
+      : Norm({.width = width, .eps = eps, .rms = true, .weight_offset = weight_offset}) {}
 };
 
 // Keys and values of the past, per layer. Memory is reserved for `capacity` positions and taken
@@ -233,16 +231,24 @@ struct AttentionCall {
   KvCache* cache = nullptr;
   std::size_t layer = 0;  // of the cache
   Trace* trace = nullptr;
+  Tensor global{};   // boolean [B, S]: positions that see and are seen by all (Longformer)
+  Tensor visible{};  // f32 [B, S, 1], 0 at padding (Longformer); absent = all are tokens
+};
+
+// What stands where attention stands in a layer.
+class Attention : public Module {
+ public:
+  // x [B, S, hidden] -> [B, S, hidden]
+  virtual Tensor operator()(const Tensor& x, const AttentionCall& call) const = 0;
 };
 
 // Self-attention, masked or not, and cross-attention.
-class MultiHeadAttention final : public Module {
+class MultiHeadAttention final : public Attention {
  public:
   MultiHeadAttention() = default;
   explicit MultiHeadAttention(const AttentionConfig& config);
   void visit(const Visitor& visitor) override;
-  // x [B, S, hidden] -> [B, S, hidden]
-  Tensor operator()(const Tensor& x, const AttentionCall& call) const;
+  Tensor operator()(const Tensor& x, const AttentionCall& call) const override;
   const AttentionConfig& config() const { return config_; }
 
   Linear q, k, v, out;  // q is the fused one when there is one
@@ -272,6 +278,68 @@ class FeedForward final : public Module {
 
  private:
   FeedForwardConfig config_;
+};
+
+// Where a layer norms: what goes into each part (GPT-2, Llama, T5), what comes out of the sum
+// (BERT, BART, the paper), or what goes in and what comes out of each part (Gemma 2).
+enum class NormPlace : std::uint8_t { before, after, around };
+
+struct LayerConfig {
+  AttentionConfig self{};
+  std::optional<AttentionConfig> cross{};
+  FeedForwardConfig feed_forward{};
+  NormConfig norm{};
+  NormPlace place = NormPlace::before;
+  std::shared_ptr<Attention> attention{};  // instead of exact self-attention
+  // How the checkpoint calls the parts; an empty name adds no prefix.
+  std::string self_name = "self_attn", self_norm = "self_attn_layer_norm";
+  std::string cross_name = "encoder_attn", cross_norm = "encoder_attn_layer_norm";
+  std::string feed_forward_name{}, feed_forward_norm = "final_layer_norm";
+  std::string after_self_norm{}, after_feed_forward_norm{};  // with NormPlace::around
+};
+
+// The residual stream between two layers: sum + branch, where a norm will do the addition.
+struct Stream {
+  Tensor sum, branch{};
+};
+
+// Self-attention, cross-attention where there is a memory, and feed-forward, each with its norm and
+// its residual sum.
+class Layer final : public Module {
+ public:
+  explicit Layer(const LayerConfig& config);
+  void visit(const Visitor& visitor) override;
+  // `call` is what self-attention gets; `cross` what cross-attention gets.
+  Stream operator()(const Stream& x, const AttentionCall& call, const AttentionCall& cross) const;
+
+ private:
+  LayerConfig config_;
+  std::shared_ptr<Attention> self_;
+  MultiHeadAttention cross_;
+  FeedForward feed_forward_;
+  Norm self_norm_, cross_norm_, feed_forward_norm_, after_self_norm_, after_feed_forward_norm_;
+};
+
+struct StackConfig {
+  std::string layers = "layers";  // their name in the checkpoint
+  std::string final_norm{};       // empty: none
+  NormConfig norm{};              // of the final norm
+};
+// Layers one after the other: an encoder, a decoder, or a decoder that looks at an encoder.
+class Stack final : public Module {
+ public:
+  Stack() = default;
+  explicit Stack(const StackConfig& config) : config_(config), final_norm_(config.norm) {}
+  void add(const LayerConfig& layer) { layers_.emplace_back(layer); }
+  void visit(const Visitor& visitor) override;
+  // What enters each layer, and what leaves the last, goes to the trace of `call`.
+  Tensor operator()(const Tensor& x, const AttentionCall& call,
+                    const AttentionCall& cross = {}) const;
+
+ private:
+  StackConfig config_;
+  std::vector<Layer> layers_;
+  Norm final_norm_;
 };
 
 }  // namespace qkv::nn

@@ -14,24 +14,6 @@ namespace {
 
 constexpr double kEps = 1e-5;
 
-struct BartLayer final : nn::Module {
-  nn::MultiHeadAttention self_attn, encoder_attn;
-  nn::LayerNorm self_norm, encoder_norm, final_norm;
-  nn::FeedForward feed_forward;
-  bool is_decoder = false;
-
-  void visit(const nn::Visitor& visitor) override {
-    visitor("self_attn", self_attn);
-    visitor("self_attn_layer_norm", self_norm);
-    if (is_decoder) {
-      visitor("encoder_attn", encoder_attn);
-      visitor("encoder_attn_layer_norm", encoder_norm);
-    }
-    visitor("", feed_forward);
-    visitor("final_layer_norm", final_norm);
-  }
-};
-
 // Rows of the sinusoidal table, made when they are first asked for: a config may promise more
 // positions than anyone has memory for.
 class Sinusoids {
@@ -60,20 +42,19 @@ class Sinusoids {
 };
 
 // One side: embedding, positions, layers.
-struct BartStack final : nn::Module {
-  std::string name;  // "encoder", "decoder"
+struct BartSide final : nn::Module {
   bool learned_positions = true, embedding_norm = true, own_embedding = false;
   double embed_scale = 1;
   nn::Embedding tokens, positions;
   Sinusoids sinusoids;
   nn::LayerNorm norm;
-  std::vector<BartLayer> layers;
+  nn::Stack layers;
 
   void visit(const nn::Visitor& visitor) override {
     if (own_embedding) visitor("embed_tokens", tokens);
     if (learned_positions) visitor("embed_positions", positions);
     if (embedding_norm) visitor("layernorm_embedding", norm);
-    visitor("layers", layers);
+    visitor("", layers);
   }
 
   Tensor embed(const Tensor& ids, std::int64_t past) const {
@@ -153,11 +134,10 @@ class Bart final : public Model {
     return padding_mask(name, input.mask, input.mask);
   }
 
-  void build(BartStack& stack, const std::string& side, const ModelSource& source) {
+  void build(BartSide& stack, const std::string& side, const ModelSource& source) {
     const Config& c = source.config;
     const bool is_marian = info_.family == "marian", is_decoder = side == "decoder";
     const std::int64_t hidden = info_.hidden;
-    stack.name = side;
     stack.learned_positions = !is_marian;
     stack.embedding_norm = !is_marian;
     stack.own_embedding =
@@ -174,39 +154,27 @@ class Bart final : public Model {
     }
     stack.norm = nn::LayerNorm(hidden, kEps);
     const std::int64_t heads = c.integer(side + "_attention_heads", 1, kMaxHeads);
-    nn::AttentionConfig attention{
-        .hidden = hidden, .heads = heads, .causal = is_decoder, .out = "out_proj"};
-    nn::AttentionConfig cross{.hidden = hidden, .heads = heads, .cross = true, .out = "out_proj"};
-    const nn::FeedForwardConfig feed_forward{
+    nn::LayerConfig layer;
+    layer.place = nn::NormPlace::after;
+    layer.norm = {.width = hidden, .eps = kEps};
+    layer.self = {.hidden = hidden, .heads = heads, .causal = is_decoder, .out = "out_proj"};
+    if (is_decoder) {
+      layer.cross = layer.self;
+      layer.cross->causal = false;
+      layer.cross->cross = true;
+    }
+    layer.feed_forward = {
         .hidden = hidden,
         .inner = c.integer(side + "_ffn_dim", 1, kMaxWidth),
         .activation = activation_from_string(c.text_or("activation_function", "gelu"))};
     const std::int64_t count = c.integer(side + "_layers", 1, kMaxLayers);
-    for (std::int64_t i = 0; i < count; ++i) {
-      BartLayer layer;
-      layer.is_decoder = is_decoder;
-      layer.self_attn = nn::MultiHeadAttention(attention);
-      if (is_decoder) layer.encoder_attn = nn::MultiHeadAttention(cross);
-      layer.self_norm = nn::LayerNorm(hidden, kEps);
-      layer.encoder_norm = nn::LayerNorm(hidden, kEps);
-      layer.final_norm = nn::LayerNorm(hidden, kEps);
-      layer.feed_forward = nn::FeedForward(feed_forward);
-      stack.layers.push_back(std::move(layer));
-    }
+    for (std::int64_t i = 0; i < count; ++i) stack.layers.add(layer);
   }
 
   Tensor encode(const ModelInput& input, const Mask& padding, const ModelContext& context) const {
     check_length(info_.family.c_str(), input.ids.size(1), info_.max_positions);
-    nn::Trace* trace = context.encoder_trace;
-    nn::AttentionCall call{.mask = padding, .trace = trace};
-    Tensor x = encoder_.embed(input.ids, 0);
-    if (trace != nullptr) trace->hidden_states.push_back(x);
-    for (const BartLayer& layer : encoder_.layers) {
-      x = layer.self_norm(layer.self_attn(x, call), x).normed;
-      x = layer.final_norm(layer.feed_forward(x), x).normed;
-      if (trace != nullptr) trace->hidden_states.push_back(x);
-    }
-    return x;
+    return encoder_.layers(encoder_.embed(input.ids, 0),
+                           {.mask = padding, .trace = context.encoder_trace});
   }
 
   Tensor decode(const ModelInput& input, const Tensor& memory, const Mask& padding,
@@ -214,25 +182,13 @@ class Bart final : public Model {
     check_ids(info_.family.c_str(), input.decoder_ids);
     const std::int64_t past = context.cache != nullptr ? context.cache->length() : 0;
     check_length(info_.family.c_str(), past + input.decoder_ids.size(1), info_.max_positions);
-    nn::Trace* trace = context.trace;
-    nn::AttentionCall self{.cache = context.cache, .trace = trace};
-    nn::AttentionCall cross{
-        .memory = memory, .mask = padding, .cache = context.cache, .trace = trace};
-    Tensor x = decoder_.embed(input.decoder_ids, past);
-    if (trace != nullptr) trace->hidden_states.push_back(x);
-    for (std::size_t i = 0; i < decoder_.layers.size(); ++i) {
-      const BartLayer& layer = decoder_.layers[i];
-      self.layer = cross.layer = i;
-      x = layer.self_norm(layer.self_attn(x, self), x).normed;
-      x = layer.encoder_norm(layer.encoder_attn(x, cross), x).normed;
-      x = layer.final_norm(layer.feed_forward(x), x).normed;
-      if (trace != nullptr) trace->hidden_states.push_back(x);
-    }
-    return x;
+    return decoder_.layers(
+        decoder_.embed(input.decoder_ids, past), {.cache = context.cache, .trace = context.trace},
+        {.memory = memory, .mask = padding, .cache = context.cache, .trace = context.trace});
   }
 
   nn::Embedding shared_;
-  BartStack encoder_, decoder_;
+  BartSide encoder_, decoder_;
   nn::Linear head_;
   Tensor logits_bias_;
   bool has_shared_ = true, untied_ = false, has_bias_ = true;

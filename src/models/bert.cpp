@@ -36,26 +36,6 @@ Head head_of(const std::string& architecture) {
   return Head::none;
 }
 
-struct BertLayer final : nn::Module {
-  const BertNames* names = &kBert;
-  bool is_longformer = false;
-  nn::MultiHeadAttention attention;
-  LongformerAttention window_attention;
-  nn::LayerNorm attention_norm, out_norm;
-  nn::FeedForward feed_forward;
-
-  void visit(const nn::Visitor& visitor) override {
-    if (is_longformer) {
-      visitor("attention", window_attention);
-    } else {
-      visitor("", attention);
-    }
-    visitor(names->attention_norm, attention_norm);
-    visitor("", feed_forward);
-    visitor(names->out_norm, out_norm);
-  }
-};
-
 class Bert final : public Model {
  public:
   explicit Bert(const ModelSource& source) {
@@ -79,7 +59,7 @@ class Bert final : public Model {
     visitor(prefix_ + "embeddings.position_embeddings", positions_);
     if (has_types_) visitor(prefix_ + "embeddings.token_type_embeddings", types_);
     visitor(prefix_ + "embeddings.LayerNorm", embedding_norm_);
-    visitor(prefix_ + names_.layers, layers_);
+    visitor.behind(prefix_)("", stack_);
     if (has_pooler_) visitor(prefix_ + "pooler.dense", pooler_);
     if (head_kind_ != Head::none) visit_head(visitor);
   }
@@ -93,25 +73,15 @@ class Bert final : public Model {
     check_length(name, input.ids.size(1), info_.max_positions);
     check(context.cache == nullptr, "{}: an encoder has no use for a cache", name);
     const Mask mask = padding_mask(name, input.mask, input.ids);
-    Tensor x = embed(input);
-    const auto look = [&] {
-      if (context.trace != nullptr) context.trace->hidden_states.push_back(x);
-    };
-    look();
     nn::AttentionCall call{.mask = mask, .trace = context.trace};
-    LongformerAttention::Call window{.padding = mask, .global = input.global};
-    if (input.global.defined()) window.global = to(input.global, DType::boolean);
-    if (input.mask.defined() && info_.family == "longformer") {
-      window.visible = reshape(to(to(input.mask, DType::boolean), DType::f32),
+    if (info_.family == "longformer") {
+      if (input.global.defined()) call.global = to(input.global, DType::boolean);
+      if (input.mask.defined()) {
+        call.visible = reshape(to(to(input.mask, DType::boolean), DType::f32),
                                {input.ids.size(0), input.ids.size(1), 1});
+      }
     }
-    for (const BertLayer& layer : layers_) {
-      const Tensor attended =
-          layer.is_longformer ? layer.window_attention(x, window) : layer.attention(x, call);
-      x = layer.attention_norm(attended, x).normed;
-      x = layer.out_norm(layer.feed_forward(x), x).normed;
-      look();
-    }
+    const Tensor x = stack_(embed(input), call);
     ModelOutput output;
     output.last_hidden = x;
     if (has_pooler_) output.pooled = pooler_(first_token(x), Activation::tanh);
@@ -154,28 +124,29 @@ class Bert final : public Model {
           info_.layers);
     const std::int64_t inner =
         c.integer(c.has("hidden_dim") ? "hidden_dim" : "intermediate_size", 1, kMaxWidth);
+    stack_ = nn::Stack({.layers = names_.layers});
+    nn::LayerConfig layer;
+    layer.place = nn::NormPlace::after;
+    layer.norm = {.width = hidden, .eps = eps_};
+    layer.self = {.hidden = hidden,
+                  .heads = info_.heads,
+                  .q = names_.q,
+                  .k = names_.k,
+                  .v = names_.v,
+                  .out = names_.attention_out};
+    layer.feed_forward = {.hidden = hidden,
+                          .inner = inner,
+                          .activation = activation_,
+                          .up = names_.up,
+                          .down = names_.down};
+    layer.self_name = is_longformer ? "attention" : "";
+    layer.self_norm = names_.attention_norm;
+    layer.feed_forward_norm = names_.out_norm;
     for (std::int64_t i = 0; i < info_.layers; ++i) {
-      BertLayer layer;
-      layer.names = info_.family == "distilbert" ? &kDistilBert : &kBert;
-      layer.is_longformer = is_longformer;
       if (is_longformer) {
-        layer.window_attention = LongformerAttention(hidden, info_.heads, windows[i]);
-      } else {
-        layer.attention = nn::MultiHeadAttention({.hidden = hidden,
-                                                  .heads = info_.heads,
-                                                  .q = names_.q,
-                                                  .k = names_.k,
-                                                  .v = names_.v,
-                                                  .out = names_.attention_out});
+        layer.attention = std::make_shared<LongformerAttention>(hidden, info_.heads, windows[i]);
       }
-      layer.attention_norm = nn::LayerNorm(hidden, eps_);
-      layer.out_norm = nn::LayerNorm(hidden, eps_);
-      layer.feed_forward = nn::FeedForward({.hidden = hidden,
-                                            .inner = inner,
-                                            .activation = activation_,
-                                            .up = names_.up,
-                                            .down = names_.down});
-      layers_.push_back(std::move(layer));
+      stack_.add(layer);
     }
   }
 
@@ -282,7 +253,7 @@ class Bert final : public Model {
   Activation activation_ = Activation::gelu;
   nn::Embedding words_, positions_, types_;
   nn::LayerNorm embedding_norm_, transform_norm_;
-  std::vector<BertLayer> layers_;
+  nn::Stack stack_;
   nn::Linear pooler_, transform_, decoder_;
 };
 

@@ -8,19 +8,6 @@
 namespace qkv {
 namespace {
 
-struct Gpt2Layer final : nn::Module {
-  nn::LayerNorm ln_1, ln_2;
-  nn::MultiHeadAttention attn;
-  nn::FeedForward mlp;
-
-  void visit(const nn::Visitor& visitor) override {
-    visitor("ln_1", ln_1);
-    visitor("attn", attn);
-    visitor("ln_2", ln_2);
-    visitor("mlp", mlp);
-  }
-};
-
 class Gpt2 final : public Model {
  public:
   explicit Gpt2(const ModelSource& source) {
@@ -33,49 +20,51 @@ class Gpt2 final : public Model {
     info_.layers = c.integer("n_layer", 1, kMaxLayers);
     info_.heads = c.integer("n_head", 1, kMaxHeads);
     info_.max_positions = c.integer("n_positions", 1, kMaxPositions);
-    prefix_ = source.prefix("transformer", "wte.weight");
+    base_ = source.prefix("transformer", "wte.weight");
     wte_ = nn::Embedding(info_.vocabulary, hidden);
     wpe_ = nn::Embedding(info_.max_positions, hidden);
     const Activation activation =
         activation_from_string(c.text_or("activation_function", "gelu_new"));
     const bool by_layer = c.flag_or("scale_attn_by_inverse_layer_idx", false);
     const bool scaled = c.flag_or("scale_attn_weights", true);
+    const nn::NormConfig norm{.width = hidden, .eps = eps};
+    stack_ = nn::Stack({.layers = "h", .final_norm = "ln_f", .norm = norm});
     for (std::int64_t i = 0; i < info_.layers; ++i) {
-      Gpt2Layer layer;
-      layer.ln_1 = nn::LayerNorm(hidden, eps);
-      layer.ln_2 = nn::LayerNorm(hidden, eps);
-      nn::AttentionConfig attention{.hidden = hidden,
-                                    .heads = info_.heads,
-                                    .fused = true,
-                                    .causal = true,
-                                    .q = "c_attn",
-                                    .out = "c_proj"};
+      nn::LayerConfig layer;
+      layer.norm = norm;
+      layer.self = {.hidden = hidden,
+                    .heads = info_.heads,
+                    .fused = true,
+                    .causal = true,
+                    .q = "c_attn",
+                    .out = "c_proj"};
       if (by_layer || !scaled) {
         const double base =
             scaled ? 1 / std::sqrt(static_cast<double>(hidden) / static_cast<double>(info_.heads))
                    : 1;
-        attention.scale = static_cast<float>(by_layer ? base / static_cast<double>(i + 1) : base);
+        layer.self.scale = static_cast<float>(by_layer ? base / static_cast<double>(i + 1) : base);
       }
-      layer.attn = nn::MultiHeadAttention(attention);
-      layer.mlp = nn::FeedForward({.hidden = hidden,
-                                   .inner = inner,
-                                   .activation = activation,
-                                   .transposed = true,
-                                   .up = "c_fc",
-                                   .down = "c_proj"});
-      layers_.push_back(std::move(layer));
+      layer.feed_forward = {.hidden = hidden,
+                            .inner = inner,
+                            .activation = activation,
+                            .transposed = true,
+                            .up = "c_fc",
+                            .down = "c_proj"};
+      layer.self_name = "attn";
+      layer.self_norm = "ln_1";
+      layer.feed_forward_name = "mlp";
+      layer.feed_forward_norm = "ln_2";
+      stack_.add(layer);
     }
-    ln_f_ = nn::LayerNorm(hidden, eps);
     head_ = nn::Linear({hidden, info_.vocabulary, false});
     has_head_ = info_.architecture != "GPT2Model" || source.stores("lm_head.weight");
     untied_ = has_head_ && source.is_untied("lm_head.weight");
   }
 
   void visit(const nn::Visitor& visitor) override {
-    visitor(prefix_ + "wte", wte_);
-    visitor(prefix_ + "wpe", wpe_);
-    visitor(prefix_ + "h", layers_);
-    visitor(prefix_ + "ln_f", ln_f_);
+    visitor(base_ + "wte", wte_);
+    visitor(base_ + "wpe", wpe_);
+    visitor.behind(base_)("", stack_);
     if (untied_) visitor("lm_head", head_);
   }
   void tie() override {
@@ -87,30 +76,17 @@ class Gpt2 final : public Model {
     const std::int64_t past = context.cache != nullptr ? context.cache->length() : 0;
     check_length("gpt2", past + input.ids.size(1), info_.max_positions);
     const DecoderPositions at = decoder_positions("gpt2", input.ids, input.mask, context.cache);
-    Tensor h = add(wte_(input.ids), wpe_(at.positions));
-    nn::AttentionCall call{.mask = at.mask, .cache = context.cache, .trace = context.trace};
-    Tensor branch;  // what the last layer adds, summed into the stream by the next norm
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      const Gpt2Layer& layer = layers_[i];
-      call.layer = i;
-      NormedSum normed = branch.defined() ? layer.ln_1(branch, h) : NormedSum{h, layer.ln_1(h)};
-      if (context.trace != nullptr) context.trace->hidden_states.push_back(normed.sum);
-      const NormedSum after = layer.ln_2(layer.attn(normed.normed, call), normed.sum);
-      h = after.sum;
-      branch = layer.mlp(after.normed);
-    }
     ModelOutput output;
-    output.last_hidden = ln_f_(branch, h).normed;
-    if (context.trace != nullptr) context.trace->hidden_states.push_back(output.last_hidden);
+    output.last_hidden = stack_(add(wte_(input.ids), wpe_(at.positions)),
+                                {.mask = at.mask, .cache = context.cache, .trace = context.trace});
     if (has_head_) output.logits = head_(head_rows(output.last_hidden, context));
     return output;
   }
 
  private:
-  std::string prefix_;
+  std::string base_;  // "transformer." or nothing
   nn::Embedding wte_, wpe_;
-  std::vector<Gpt2Layer> layers_;
-  nn::LayerNorm ln_f_;
+  nn::Stack stack_;
   nn::Linear head_;
   bool has_head_ = true, untied_ = false;
 };

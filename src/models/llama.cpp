@@ -31,25 +31,6 @@ nn::RotaryConfig rotary_config(const Config& c, std::int64_t head_size, std::int
   return rotary;
 }
 
-struct LlamaLayer final : nn::Module {
-  nn::MultiHeadAttention self_attn;
-  nn::FeedForward mlp;
-  nn::RmsNorm input_norm, attention_norm;       // before attention; after it (before mlp: Llama)
-  nn::RmsNorm before_mlp_norm, after_mlp_norm;  // Gemma 2
-  bool sandwich = false;                        // norms before and after each part
-
-  void visit(const nn::Visitor& visitor) override {
-    visitor("self_attn", self_attn);
-    visitor("mlp", mlp);
-    visitor("input_layernorm", input_norm);
-    visitor("post_attention_layernorm", attention_norm);
-    if (sandwich) {
-      visitor("pre_feedforward_layernorm", before_mlp_norm);
-      visitor("post_feedforward_layernorm", after_mlp_norm);
-    }
-  }
-};
-
 class Llama final : public Model {
  public:
   explicit Llama(const ModelSource& source) {
@@ -60,30 +41,27 @@ class Llama final : public Model {
     const std::int64_t hidden = info_.hidden;
     const std::int64_t head_size = c.integer_or("head_dim", hidden / info_.heads, 1, kMaxWidth);
     rotary_ = nn::Rotary(rotary_config(c, head_size, info_.max_positions));
-    prefix_ = source.prefix("model", "embed_tokens.weight");
+    base_ = source.prefix("model", "embed_tokens.weight");
     embed_ = nn::Embedding(info_.vocabulary, hidden);
     const double eps = c.number_or("rms_norm_eps", 1e-6, 0, 1), offset = is_gemma ? 1 : 0;
+    const nn::NormConfig norm{.width = hidden, .eps = eps, .rms = true, .weight_offset = offset};
+    stack_ = nn::Stack({.final_norm = "norm", .norm = norm});
     for (std::int64_t i = 0; i < info_.layers; ++i) {
-      LlamaLayer layer;
-      layer.self_attn = nn::MultiHeadAttention(attention_config(c, i, head_size));
-      layer.mlp = nn::FeedForward(
-          {.hidden = hidden,
-           .inner = c.integer("intermediate_size", 1, kMaxWidth),
-           .activation = activation_from_string(
-               c.text_or(c.has("hidden_activation") ? "hidden_activation" : "hidden_act", "silu")),
-           .gated = true,
-           .bias = c.flag_or("mlp_bias", false),
-           .up = "up_proj",
-           .gate = "gate_proj",
-           .down = "down_proj"});
-      layer.sandwich = is_gemma;
-      for (nn::RmsNorm* norm : {&layer.input_norm, &layer.attention_norm, &layer.before_mlp_norm,
-                                &layer.after_mlp_norm}) {
-        *norm = nn::RmsNorm(hidden, eps, offset);
+      nn::LayerConfig layer;
+      layer.norm = norm;
+      layer.self = attention_config(c, i, head_size);
+      layer.feed_forward = feed_forward_config(c);
+      layer.self_norm = "input_layernorm";
+      layer.feed_forward_name = "mlp";
+      layer.feed_forward_norm = "post_attention_layernorm";
+      if (is_gemma) {
+        layer.place = nn::NormPlace::around;
+        layer.after_self_norm = "post_attention_layernorm";
+        layer.feed_forward_norm = "pre_feedforward_layernorm";
+        layer.after_feed_forward_norm = "post_feedforward_layernorm";
       }
-      layers_.push_back(std::move(layer));
+      stack_.add(layer);
     }
-    norm_ = nn::RmsNorm(hidden, eps, offset);
     embed_scale_ = is_gemma ? std::sqrt(static_cast<double>(hidden)) : 1;
     final_softcap_ = c.number_or("final_logit_softcapping", 0, 0, 1e6);
     head_ = nn::Linear({hidden, info_.vocabulary, false});
@@ -92,9 +70,8 @@ class Llama final : public Model {
   }
 
   void visit(const nn::Visitor& visitor) override {
-    visitor(prefix_ + "embed_tokens", embed_);
-    visitor(prefix_ + "layers", layers_);
-    visitor(prefix_ + "norm", norm_);
+    visitor(base_ + "embed_tokens", embed_);
+    visitor.behind(base_)("", stack_);
     if (untied_) visitor("lm_head", head_);
   }
   void tie() override {
@@ -110,26 +87,9 @@ class Llama final : public Model {
     const nn::RotaryTables tables = rotary_(at.positions);
     Tensor h = embed_(input.ids);
     if (embed_scale_ != 1) h = scale(h, embed_scale_);
-    nn::AttentionCall call{
-        .mask = at.mask, .rotary = &tables, .cache = context.cache, .trace = context.trace};
-    Tensor branch;  // what the last layer adds, summed into the stream by the next norm
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      const LlamaLayer& layer = layers_[i];
-      call.layer = i;
-      const NormedSum in =
-          branch.defined() ? layer.input_norm(branch, h) : NormedSum{h, layer.input_norm(h)};
-      if (context.trace != nullptr) context.trace->hidden_states.push_back(in.sum);
-      const Tensor attended = layer.self_attn(in.normed, call);
-      const NormedSum mid = layer.sandwich
-                                ? layer.before_mlp_norm(layer.attention_norm(attended), in.sum)
-                                : layer.attention_norm(attended, in.sum);
-      h = mid.sum;
-      branch = layer.mlp(mid.normed);
-      if (layer.sandwich) branch = layer.after_mlp_norm(branch);
-    }
     ModelOutput output;
-    output.last_hidden = norm_(branch, h).normed;
-    if (context.trace != nullptr) context.trace->hidden_states.push_back(output.last_hidden);
+    output.last_hidden = stack_(
+        h, {.mask = at.mask, .rotary = &tables, .cache = context.cache, .trace = context.trace});
     output.logits = head_(head_rows(output.last_hidden, context));
     if (final_softcap_ > 0) {
       output.logits = scale(tanh(scale(output.logits, 1 / final_softcap_)), final_softcap_);
@@ -138,6 +98,18 @@ class Llama final : public Model {
   }
 
  private:
+  nn::FeedForwardConfig feed_forward_config(const Config& c) const {
+    const char* key = c.has("hidden_activation") ? "hidden_activation" : "hidden_act";
+    return {.hidden = info_.hidden,
+            .inner = c.integer("intermediate_size", 1, kMaxWidth),
+            .activation = activation_from_string(c.text_or(key, "silu")),
+            .gated = true,
+            .bias = c.flag_or("mlp_bias", false),
+            .up = "up_proj",
+            .gate = "gate_proj",
+            .down = "down_proj"};
+  }
+
   nn::AttentionConfig attention_config(const Config& c, std::int64_t layer,
                                        std::int64_t head_size) const {
     nn::AttentionConfig attention;
@@ -172,10 +144,9 @@ class Llama final : public Model {
     return attention;
   }
 
-  std::string prefix_;
+  std::string base_;  // "model." or nothing
   nn::Embedding embed_;
-  std::vector<LlamaLayer> layers_;
-  nn::RmsNorm norm_;
+  nn::Stack stack_;
   nn::Linear head_;
   nn::Rotary rotary_;
   double embed_scale_ = 1, final_softcap_ = 0;

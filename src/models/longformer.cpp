@@ -72,10 +72,10 @@ void LongformerAttention::visit(const nn::Visitor& visitor) {
   visitor("output.dense", out_);
 }
 
-Tensor LongformerAttention::operator()(const Tensor& x, const Call& call) const {
+Tensor LongformerAttention::operator()(const Tensor& x, const nn::AttentionCall& call) const {
   const std::int64_t batch = x.size(0), length = x.size(1), hidden = x.size(2);
   AttentionOptions local;
-  local.mask = call.padding & Mask::window(window_ / 2, window_ / 2);
+  local.mask = call.mask & Mask::window(window_ / 2, window_ / 2);
   if (call.global.defined()) local.mask = local.mask & Mask::global(call.global);
   Tensor y = merge_heads(attention(split_heads(query_(x), heads_), split_heads(key_(x), heads_),
                                    split_heads(value_(x), heads_), local));
@@ -84,7 +84,7 @@ Tensor LongformerAttention::operator()(const Tensor& x, const Call& call) const 
   if (rows.count > 0) {
     const Tensor chosen = embedding(rows.gather, reshape(x, {batch * length, hidden}));
     AttentionOptions everywhere;
-    everywhere.mask = call.padding;
+    everywhere.mask = call.mask;
     const Tensor global =
         attention(split_heads(query_global_(chosen), heads_), split_heads(key_global_(x), heads_),
                   split_heads(value_global_(x), heads_), everywhere);

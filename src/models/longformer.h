@@ -6,19 +6,15 @@
 
 namespace qkv {
 
-class LongformerAttention final : public nn::Module {
+class LongformerAttention final : public nn::Attention {
  public:
   LongformerAttention() = default;
   // window: a query sees |i - j| <= window / 2.
   LongformerAttention(std::int64_t hidden, std::int64_t heads, std::int64_t window);
   void visit(const nn::Visitor& visitor) override;
 
-  struct Call {
-    Mask padding{};    // lengths or allowed keys
-    Tensor global{};   // boolean [B, S], or undefined
-    Tensor visible{};  // f32 [B, S, 1], 0 at padding; undefined: all are tokens
-  };
-  Tensor operator()(const Tensor& x, const Call& call) const;
+  // Uses the mask (of padding), `global` and `visible` of the call.
+  Tensor operator()(const Tensor& x, const nn::AttentionCall& call) const override;
 
  private:
   std::int64_t heads_ = 0, window_ = 0;

@@ -9,71 +9,24 @@
 namespace qkv {
 namespace {
 
-struct T5Block final : nn::Module {
-  nn::MultiHeadAttention self_attention, cross_attention;
-  nn::RmsNorm self_norm, cross_norm, feed_forward_norm;
-  nn::FeedForward feed_forward;
-  bool is_decoder = false;
-
-  void visit(const nn::Visitor& visitor) override {
-    visitor("layer.0.SelfAttention", self_attention);
-    visitor("layer.0.layer_norm", self_norm);
-    if (is_decoder) {
-      visitor("layer.1.EncDecAttention", cross_attention);
-      visitor("layer.1.layer_norm", cross_norm);
-    }
-    const std::string last = is_decoder ? "layer.2" : "layer.1";
-    visitor(last + ".DenseReluDense", feed_forward);
-    visitor(last + ".layer_norm", feed_forward_norm);
-  }
-};
-
-struct T5Stack final : nn::Module {
+// One side: embedding, layers, and the table of distances that all layers share.
+struct T5Side final : nn::Module {
   bool is_decoder = false, own_embedding = false;
   std::int64_t buckets = 0, heads = 0, max_distance = 0;
   nn::Embedding tokens;
-  Tensor table;  // [buckets, heads]: of the first block, used by all
-  std::vector<T5Block> blocks;
-  nn::RmsNorm final_norm;
+  Tensor table;  // [buckets, heads]: stored with the first layer
+  nn::Stack stack;
 
   void visit(const nn::Visitor& visitor) override {
     if (own_embedding) visitor("embed_tokens", tokens);
     visitor("block.0.layer.0.SelfAttention.relative_attention_bias.weight", table,
             {buckets, heads});
-    visitor("block", blocks);
-    visitor("final_layer_norm", final_norm);
+    visitor("", stack);
   }
-
-  struct Call {
-    Tensor ids{}, memory{};
-    Mask self{}, cross{};
-    nn::KvCache* cache = nullptr;
-    nn::Trace* trace = nullptr;
-  };
-  Tensor operator()(const Call& run) const {
-    nn::AttentionCall self{.mask = run.self, .cache = run.cache, .trace = run.trace};
+  Tensor operator()(const Tensor& ids, nn::AttentionCall self,
+                    const nn::AttentionCall& cross = {}) const {
     self.bias = Bias::relative(to(table, DType::f32), !is_decoder, max_distance);
-    nn::AttentionCall cross{
-        .memory = run.memory, .mask = run.cross, .cache = run.cache, .trace = run.trace};
-    Tensor h = tokens(run.ids), branch;
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      const T5Block& block = blocks[i];
-      self.layer = cross.layer = i;
-      NormedSum in =
-          branch.defined() ? block.self_norm(branch, h) : NormedSum{h, block.self_norm(h)};
-      if (run.trace != nullptr) run.trace->hidden_states.push_back(in.sum);
-      branch = block.self_attention(in.normed, self);
-      if (is_decoder) {
-        in = block.cross_norm(branch, in.sum);
-        branch = block.cross_attention(in.normed, cross);
-      }
-      in = block.feed_forward_norm(branch, in.sum);
-      h = in.sum;
-      branch = block.feed_forward(in.normed);
-    }
-    const Tensor last = final_norm(branch, h).normed;
-    if (run.trace != nullptr) run.trace->hidden_states.push_back(last);
-    return last;
+    return stack(tokens(ids), self, cross);
   }
 };
 
@@ -117,17 +70,14 @@ class T5 final : public Model {
       check(input.memory.defined(), "t5: ids or memory are needed");
       if (input.mask.defined()) padding = padding_mask("t5", input.mask, input.mask);
     }
-    output.memory =
-        input.memory.defined()
-            ? input.memory
-            : encoder_({.ids = input.ids, .self = padding, .trace = context.encoder_trace});
+    output.memory = input.memory.defined()
+                        ? input.memory
+                        : encoder_(input.ids, {.mask = padding, .trace = context.encoder_trace});
     if (!input.decoder_ids.defined()) return output;
     check_ids("t5", input.decoder_ids);
-    output.last_hidden = decoder_({.ids = input.decoder_ids,
-                                   .memory = output.memory,
-                                   .cross = padding,
-                                   .cache = context.cache,
-                                   .trace = context.trace});
+    output.last_hidden = decoder_(
+        input.decoder_ids, {.cache = context.cache, .trace = context.trace},
+        {.memory = output.memory, .mask = padding, .cache = context.cache, .trace = context.trace});
     Tensor rows = head_rows(output.last_hidden, context);
     if (output_scale_ != 1) rows = scale(rows, output_scale_);
     output.logits = head_(rows);
@@ -135,60 +85,68 @@ class T5 final : public Model {
   }
 
  private:
-  void build(T5Stack& stack, const std::string& side, const ModelSource& source) {
+  void build(T5Side& side, const std::string& name, const ModelSource& source) {
     const Config& c = source.config;
     const std::int64_t hidden = info_.hidden;
     const double eps = c.number_or("layer_norm_epsilon", 1e-6, 0, 1);
-    stack.is_decoder = side == "decoder";
-    stack.own_embedding = source.has_checkpoint && source.stores(side + ".embed_tokens.weight");
-    stack.tokens = nn::Embedding(info_.vocabulary, hidden);
-    stack.heads = info_.heads;
-    stack.buckets = c.integer_or("relative_attention_num_buckets", 32, 2, kMaxWidth);
-    stack.max_distance = c.integer_or("relative_attention_max_distance", 128, 2, kMaxPositions);
-    stack.final_norm = nn::RmsNorm(hidden, eps);
+    side.is_decoder = name == "decoder";
+    side.own_embedding = source.has_checkpoint && source.stores(name + ".embed_tokens.weight");
+    side.tokens = nn::Embedding(info_.vocabulary, hidden);
+    side.heads = info_.heads;
+    side.buckets = c.integer_or("relative_attention_num_buckets", 32, 2, kMaxWidth);
+    side.max_distance = c.integer_or("relative_attention_max_distance", 128, 2, kMaxPositions);
+    const nn::NormConfig norm{.width = hidden, .eps = eps, .rms = true};
+    side.stack = nn::Stack({.layers = "block", .final_norm = "final_layer_norm", .norm = norm});
+    nn::LayerConfig layer;
+    layer.norm = norm;
+    layer.self = {.hidden = hidden,
+                  .heads = info_.heads,
+                  .head_size = c.integer("d_kv", 1, kMaxWidth),
+                  .bias = false,
+                  .out_bias = false,
+                  .causal = side.is_decoder,
+                  .scale = 1.0f,
+                  .q = "q",
+                  .k = "k",
+                  .v = "v",
+                  .out = "o"};
+    layer.self_name = "layer.0.SelfAttention";
+    layer.self_norm = "layer.0.layer_norm";
+    if (side.is_decoder) {
+      layer.cross = layer.self;
+      layer.cross->causal = false;
+      layer.cross->cross = true;
+      layer.cross_name = "layer.1.EncDecAttention";
+      layer.cross_norm = "layer.1.layer_norm";
+    }
+    layer.feed_forward = feed_forward_config(c);
+    const std::string last = side.is_decoder ? "layer.2" : "layer.1";
+    layer.feed_forward_name = last + ".DenseReluDense";
+    layer.feed_forward_norm = last + ".layer_norm";
+    const std::int64_t count = side.is_decoder
+                                   ? c.integer_or("num_decoder_layers", info_.layers, 1, kMaxLayers)
+                                   : info_.layers;
+    for (std::int64_t i = 0; i < count; ++i) side.stack.add(layer);
+  }
+
+  nn::FeedForwardConfig feed_forward_config(const Config& c) const {
     // "relu", "gated-gelu" (which is the tanh form), "gated-silu", ...
     std::string act = c.text_or("feed_forward_proj", "relu");
     const bool gated = act.starts_with("gated-");
     if (gated) act = act.substr(6);
     if (gated && act == "gelu") act = "gelu_new";
-    const nn::FeedForwardConfig feed_forward{.hidden = hidden,
-                                             .inner = c.integer("d_ff", 1, kMaxWidth),
-                                             .activation = activation_from_string(act),
-                                             .gated = gated,
-                                             .bias = false,
-                                             .up = gated ? "wi_1" : "wi",
-                                             .gate = "wi_0",
-                                             .down = "wo"};
-    nn::AttentionConfig attention{.hidden = hidden,
-                                  .heads = info_.heads,
-                                  .head_size = c.integer("d_kv", 1, kMaxWidth),
-                                  .bias = false,
-                                  .out_bias = false,
-                                  .causal = stack.is_decoder,
-                                  .scale = 1.0f,
-                                  .q = "q",
-                                  .k = "k",
-                                  .v = "v",
-                                  .out = "o"};
-    nn::AttentionConfig cross = attention;
-    cross.causal = false;
-    cross.cross = true;
-    const std::int64_t count = stack.is_decoder
-                                   ? c.integer_or("num_decoder_layers", info_.layers, 1, kMaxLayers)
-                                   : info_.layers;
-    for (std::int64_t i = 0; i < count; ++i) {
-      T5Block block;
-      block.is_decoder = stack.is_decoder;
-      block.self_attention = nn::MultiHeadAttention(attention);
-      if (stack.is_decoder) block.cross_attention = nn::MultiHeadAttention(cross);
-      block.self_norm = block.cross_norm = block.feed_forward_norm = nn::RmsNorm(hidden, eps);
-      block.feed_forward = nn::FeedForward(feed_forward);
-      stack.blocks.push_back(std::move(block));
-    }
+    return {.hidden = info_.hidden,
+            .inner = c.integer("d_ff", 1, kMaxWidth),
+            .activation = activation_from_string(act),
+            .gated = gated,
+            .bias = false,
+            .up = gated ? "wi_1" : "wi",
+            .gate = "wi_0",
+            .down = "wo"};
   }
 
   nn::Embedding shared_;
-  T5Stack encoder_, decoder_;
+  T5Side encoder_, decoder_;
   nn::Linear head_;
   bool has_shared_ = true, untied_ = false;
   double output_scale_ = 1;

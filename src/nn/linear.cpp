@@ -52,12 +52,20 @@ Tensor Embedding::operator()(const Tensor& ids) const {
   return to(embedding(ids, weight, padding_), DType::f32);
 }
 
-void LayerNorm::visit(const Visitor& visitor) {
-  visitor("weight", weight, {width_});
-  visitor("bias", bias, {width_});
+void Norm::visit(const Visitor& visitor) {
+  visitor("weight", weight, {config_.width});
+  if (!config_.rms) visitor("bias", bias, {config_.width});
 }
 
-void RmsNorm::visit(const Visitor& visitor) { visitor("weight", weight, {width_}); }
+Tensor Norm::operator()(const Tensor& x) const {
+  return config_.rms ? rms_norm(x, weight, config_.eps, config_.weight_offset)
+                     : layer_norm(x, weight, bias, config_.eps);
+}
+
+NormedSum Norm::operator()(const Tensor& x, const Tensor& residual) const {
+  return config_.rms ? add_rms_norm(x, residual, weight, config_.eps, config_.weight_offset)
+                     : add_layer_norm(x, residual, weight, bias, config_.eps);
+}
 
 FeedForward::FeedForward(const FeedForwardConfig& config) : config_(config) {
   const LinearConfig in{config.hidden, config.inner, config.bias, config.transposed};

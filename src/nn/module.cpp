@@ -11,10 +11,14 @@ void Visitor::operator()(const std::string& name, Tensor& parameter, const Shape
   visit_(prefix_ + name, parameter, shape);
 }
 
-void Visitor::operator()(const std::string& name, Module& child) const {
+Visitor Visitor::behind(const std::string& prefix) const {
   Visitor inner = *this;
-  if (!name.empty()) inner.prefix_ += name + ".";
-  child.visit(inner);
+  inner.prefix_ += prefix;
+  return inner;
+}
+
+void Visitor::operator()(const std::string& name, Module& child) const {
+  child.visit(name.empty() ? *this : behind(name + "."));
 }
 
 std::vector<Parameter> parameters(Module& module) {
