@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -21,10 +22,64 @@ def qkv(*arguments, **environment):
                           env={**os.environ, **environment})
 
 
+GOLDENS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "goldens")
+
+
+class Verify(unittest.TestCase):
+    def test_a_golden_passes(self):
+        run = qkv("verify", os.path.join(GOLDENS, "gpt2"))
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertRegex(run.stdout, r"\n39 passed, 0 failed\n$")
+        report = json.loads(qkv("verify", "--json", os.path.join(GOLDENS, "gpt2")).stdout)
+        self.assertEqual((report["passed"], report["failed"]), (39, 0))
+
+    def test_what_differs_fails_by_name(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("config.json", "model.safetensors"):
+                shutil.copy(os.path.join(GOLDENS, "gpt2", name), folder)
+            with open(os.path.join(GOLDENS, "gpt2", "expected.safetensors"), "rb") as file:
+                data = bytearray(file.read())
+            size = struct.unpack("<Q", data[:8])[0]
+            header = json.loads(data[8:8 + size])
+            at = 8 + size + header["out.logits"]["data_offsets"][0]
+            value = struct.unpack("<f", data[at:at + 4])[0]
+            data[at:at + 4] = struct.pack("<f", value + 1e-3)
+            with open(os.path.join(folder, "expected.safetensors"), "wb") as file:
+                file.write(data)
+            run = qkv("verify", folder)
+        self.assertEqual(run.returncode, 1)
+        self.assertRegex(run.stdout, r"out\.logits .* FAILED")
+        self.assertRegex(run.stdout, r"\n38 passed, 1 failed\n$")
+
+    def test_no_model_is_a_failure(self):
+        run = qkv("verify", "no-such-folder")
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("no-such-folder", run.stdout)
+        self.assertRegex(run.stdout, r"\n0 passed, 1 failed\n$")
+
+
+class BenchModel(unittest.TestCase):
+    def test_reports_what_it_timed(self):
+        run = qkv("bench", "model", os.path.join(GOLDENS, "gpt2"), "--tokens", "8", "--decode", "4",
+                  "--repeat", "3", "--json")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        report = json.loads(run.stdout)
+        self.assertEqual(report["parameters"], 30592)
+        self.assertEqual(report["kind"], "decoder")
+        for key in ("ms", "tokens_per_s", "gflops", "decode_ms", "decode_tokens_per_s",
+                    "peak_memory_bytes", "open_ms"):
+            self.assertGreater(report[key], 0, key)
+
+    def test_unknown_models_name_the_presets(self):
+        run = qkv("bench", "model", "gpt5")
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("bert-base", run.stderr)
+
+
 class Usage(unittest.TestCase):
     def test_help_has_two_examples(self):
-        for command in ([], ["bench"], ["bench", "attention"], ["study"], ["study", "scale"],
-                        ["inspect"], ["info"]):
+        for command in ([], ["bench"], ["bench", "attention"], ["bench", "model"], ["study"],
+                        ["study", "scale"], ["inspect"], ["verify"], ["info"]):
             run = qkv(*command, "--help")
             self.assertEqual(run.returncode, 0, command)
             examples = run.stdout.split("Examples:\n")[1].strip().splitlines()
@@ -40,6 +95,9 @@ class Usage(unittest.TestCase):
     def test_wrong_calls_are_usage_errors_of_one_line(self):
         for arguments in ([], ["fly"], ["bench"], ["study"], ["info", "--fast"],
                           ["inspect"], ["inspect", "x", "y"], ["inspect", "x", "--sort", "age"],
+                          ["verify"], ["verify", "x", "--device", "abacus"],
+                          ["bench", "model", "gpt2", "--batch", "0"],
+                          ["bench", "model", "gpt2", "--dtype", "i8"],
                           ["bench", "attention", "--shape", "1,2,3"],
                           ["bench", "attention", "--shape", "1,3,2,8,8,8"],
                           ["bench", "attention", "--shape", "1,2,2,8,8,x"],
