@@ -255,7 +255,16 @@ class MultiHeadAttention final : public Attention {
   RmsNorm q_norm, k_norm;
 
  private:
+  struct Heads {
+    Tensor queries, keys, values;  // [B, heads, S, D]; keys undefined where a cache has them
+  };
+  struct Joint;
+  Heads project(const Tensor& x, const AttentionCall& call) const;
+  // q, k and v side by side in one product, when no tape looks.
+  Tensor project_jointly(const Tensor& x) const;
+
   AttentionConfig config_;
+  std::shared_ptr<Joint> joint_;
 };
 
 struct FeedForwardConfig {

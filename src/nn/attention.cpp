@@ -1,4 +1,9 @@
+#include <array>
+#include <mutex>
+
 #include "core/check.h"
+#include "qkv/autograd.h"
+#include "qkv/checkpoint.h"
 #include "qkv/nn.h"
 
 namespace qkv::nn {
@@ -16,7 +21,16 @@ Tensor merge_heads(const Tensor& x) {
 
 }  // namespace
 
-MultiHeadAttention::MultiHeadAttention(const AttentionConfig& config) : config_(config) {
+// The packed weight of q, k and v together, kept as nn::Linear keeps its own.
+struct MultiHeadAttention::Joint {
+  std::mutex mutex;
+  std::array<std::uint64_t, 3> ids{};  // of the weights that were packed
+  PackedWeight weight;
+  Tensor bias;
+};
+
+MultiHeadAttention::MultiHeadAttention(const AttentionConfig& config)
+    : config_(config), joint_(std::make_shared<Joint>()) {
   AttentionConfig& c = config_;
   check(c.heads > 0 && c.hidden > 0, "attention: hidden {} and heads {} must be positive", c.hidden,
         c.heads);
@@ -57,6 +71,53 @@ void MultiHeadAttention::visit(const Visitor& visitor) {
   }
 }
 
+Tensor MultiHeadAttention::project_jointly(const Tensor& x) const {
+  const std::array<std::uint64_t, 3> ids{q.weight.id(), k.weight.id(), v.weight.id()};
+  PackedWeight weight;
+  Tensor bias;
+  {
+    const std::scoped_lock lock(joint_->mutex);
+    if (joint_->ids != ids) {
+      joint_->weight = PackedWeight(concat({q.weight, k.weight, v.weight}, 0));
+      if (config_.bias) joint_->bias = concat({q.bias, k.bias, v.bias}, 0);
+      joint_->ids = ids;
+      for (const Linear* part : {&q, &k, &v}) drop_pages(part->weight);
+    }
+    weight = joint_->weight;
+    bias = joint_->bias;
+  }
+  return linear(x, weight, bias);
+}
+
+MultiHeadAttention::Heads MultiHeadAttention::project(const Tensor& x,
+                                                      const AttentionCall& call) const {
+  const AttentionConfig& c = config_;
+  if (c.cross) {
+    Heads heads{split_heads(q(x), c.heads), {}, {}};
+    if (call.cache != nullptr && call.cache->has_memory(call.layer)) return heads;
+    check(call.memory.defined(), "attention: cross-attention needs the encoder's output");
+    heads.keys = split_heads(k(call.memory), c.kv_heads);
+    heads.values = split_heads(v(call.memory), c.kv_heads);
+    return heads;
+  }
+  const bool joins = !c.fused && !Tape::recording() && q.weight.defined() &&
+                     q.weight.dtype() == k.weight.dtype() && q.weight.dtype() == v.weight.dtype();
+  if (!c.fused && !joins) {
+    {  // the weights are about to change
+      const std::scoped_lock lock(joint_->mutex);
+      joint_->ids = {};
+      joint_->weight = {};
+    }
+    return {split_heads(q(x), c.heads), split_heads(k(x), c.kv_heads),
+            split_heads(v(x), c.kv_heads)};
+  }
+  const Tensor all = c.fused ? q(x) : project_jointly(x);
+  const auto part = [&](std::int64_t first, std::int64_t heads) {
+    return split_heads(slice(all, 2, first * c.head_size, (first + heads) * c.head_size), heads);
+  };
+  return {part(0, c.heads), part(c.heads, c.kv_heads), part(c.heads + c.kv_heads, c.kv_heads)};
+}
+
 Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call) const {
   const AttentionConfig& c = config_;
   check(x.rank() == 3 && x.size(2) == c.hidden, "attention: x must be [B, S, {}], got {}", c.hidden,
@@ -65,25 +126,7 @@ Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call
   const auto narrow = [&](const Tensor& t) {
     return q.weight.dtype() == DType::bf16 ? to(t, DType::bf16) : t;
   };
-  Tensor queries, keys, values;
-  if (c.fused) {
-    const Tensor all = reshape(q(x), {x.size(0), x.size(1), 3, c.heads, c.head_size});
-    const auto part = [&](std::int64_t i) {
-      return transpose(
-          reshape(slice(all, 2, i, i + 1), {x.size(0), x.size(1), c.heads, c.head_size}), 1, 2);
-    };
-    queries = part(0);
-    keys = part(1);
-    values = part(2);
-  } else {
-    queries = split_heads(q(x), c.heads);
-    const Tensor& source = c.cross ? call.memory : x;
-    if (!c.cross || call.cache == nullptr || !call.cache->has_memory(call.layer)) {
-      check(source.defined(), "attention: cross-attention needs the encoder's output");
-      keys = split_heads(k(source), c.kv_heads);
-      values = split_heads(v(source), c.kv_heads);
-    }
-  }
+  auto [queries, keys, values] = project(x, call);
   if (c.qk_norm_eps) {
     queries = q_norm(queries);
     if (keys.defined()) keys = k_norm(keys);

@@ -26,19 +26,20 @@ void Linear::visit(const Visitor& visitor) {
 
 Tensor Linear::operator()(const Tensor& x, Activation activation) const {
   check(weight.defined(), "linear: the layer has no weight; load or initialize the model first");
-  if (Tape::recording()) {
+  PackedWeight packed;
+  {
     const std::scoped_lock lock(pack_->mutex);
-    pack_->weight = PackedWeight();
-    pack_->id = 0;
-  } else {
-    const std::scoped_lock lock(pack_->mutex);
-    if (pack_->id != weight.id()) {
+    if (Tape::recording()) {
+      pack_->weight = PackedWeight();
+      pack_->id = 0;
+    } else if (pack_->id != weight.id()) {
       pack_->weight = PackedWeight(weight, config_.transposed);
       pack_->id = weight.id();
       drop_pages(weight);  // one copy in memory is enough
     }
+    packed = pack_->weight;
   }
-  if (!Tape::recording()) return linear(x, pack_->weight, bias, activation);
+  if (!Tape::recording()) return linear(x, packed, bias, activation);
   return linear(x, weight, bias, {.activation = activation, .transposed = config_.transposed});
 }
 
