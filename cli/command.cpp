@@ -1,14 +1,6 @@
 #include "command.h"
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <fstream>
-
 #include "core/backend.h"
-#include "core/check.h"
 #include "qkv/threads.h"
 
 namespace qkv::cli {
@@ -29,17 +21,6 @@ void Common::apply() const {
 
 std::string examples(const std::string& first, const std::string& second) {
   return "Examples:\n  " + first + "\n  " + second;
-}
-
-void write_file(const std::string& path, const std::string& content) {
-  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
-  std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
-  file << content;
-  file.close();
-  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return;
-  const int error = errno;
-  std::remove(temporary.c_str());
-  fail("cannot write {}: {}", path, std::strerror(error));
 }
 
 }  // namespace qkv::cli

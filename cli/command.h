@@ -30,7 +30,4 @@ struct Common {
 // Shown at the end of a command's --help.
 std::string examples(const std::string& first, const std::string& second);
 
-// Writes a file all at once: under a temporary name beside it, then renamed.
-void write_file(const std::string& path, const std::string& content);
-
 }  // namespace qkv::cli

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "command.h"
+#include "io/file.h"
 #include "progress.h"
 
 namespace qkv::cli {
@@ -26,7 +27,7 @@ void run_scale(StudyOptions& options) {
     study = study_scale(options.scale);
   }
   if (!options.out.empty()) {
-    write_file(options.out, to_html(study));
+    write_file_atomically(options.out, to_html(study));
     fmt::print(stderr, "wrote {}\n", options.out);
   }
   fmt::print("{}\n", options.common.json ? to_json(study) : to_text(study));

@@ -110,7 +110,8 @@ class Verification {
   void forward() {
     ModelInput in = input();
     const bool is_pair = model_->info().kind == ModelKind::encoder_decoder;
-    if (is_pair && contains("in.labels")) in.decoder_ids = shifted(expect("in.labels"));
+    if (is_pair && contains("in.labels"))
+      in.decoder_ids = model_->decoder_inputs(expect("in.labels"));
     const bool wants_weights = has("out.attentions") || has("out.encoder_attentions");
     nn::Trace trace{.attentions = wants_weights}, encoder_trace{.attentions = wants_weights};
     const ModelOutput out =
@@ -131,19 +132,6 @@ class Verification {
     compare_list("hidden states", "out.decoder_hidden_states", trace.hidden_states);
     compare_list("attention weights", "out.decoder_attentions", trace.attention_weights);
     compare_list("attention weights", "out.cross_attentions", trace.cross_weights);
-  }
-
-  Tensor shifted(const Tensor& labels) const {
-    std::vector<Ids> rows = rows_of(labels);
-    Ids all;
-    for (Ids& row : rows) {
-      row.insert(row.begin(), model_->info().decoder_start_id);
-      row.pop_back();
-      for (const std::int64_t id : row) {
-        all.push_back(id == -100 ? std::max<std::int64_t>(model_->info().pad_id, 0) : id);
-      }
-    }
-    return Tensor::from(all, labels.shape());
   }
 
   void gradients() {

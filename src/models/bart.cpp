@@ -110,14 +110,7 @@ class Bart final : public Model {
   ModelOutput operator()(const ModelInput& input, const ModelContext& context) const override {
     const char* name = info_.family.c_str();
     ModelOutput output;
-    Mask padding;
-    if (input.ids.defined()) {
-      check_ids(name, input.ids);
-      padding = padding_mask(name, input.mask, input.ids);
-    } else {
-      check(input.memory.defined(), "{}: ids or memory are needed", name);
-      padding = memory_mask(name, input);
-    }
+    const Mask padding = encoder_padding(name, input);
     output.memory = input.memory.defined() ? input.memory : encode(input, padding, context);
     if (!input.decoder_ids.defined()) return output;
     output.last_hidden = decode(input, output.memory, padding, context);
@@ -126,14 +119,6 @@ class Bart final : public Model {
   }
 
  private:
-  static Mask memory_mask(const char* name, const ModelInput& input) {
-    if (!input.mask.defined()) return {};
-    check(input.mask.rank() == 2 && input.mask.size(0) == input.memory.size(0) &&
-              input.mask.size(1) == input.memory.size(1),
-          "{}: mask {} does not fit memory {}", name, input.mask.shape(), input.memory.shape());
-    return padding_mask(name, input.mask, input.mask);
-  }
-
   void build(BartSide& stack, const std::string& side, const ModelSource& source) {
     const Config& c = source.config;
     const bool is_marian = info_.family == "marian", is_decoder = side == "decoder";

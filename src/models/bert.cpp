@@ -43,12 +43,11 @@ class Bert final : public Model {
     info_ = source.sized_info(ModelKind::encoder);
     const std::string& family = info_.family;
     names_ = family == "distilbert" ? kDistilBert : kBert;
-    base_ = family;
     counts_from_padding_ = family == "roberta" || family == "longformer";
     head_kind_ = head_of(info_.architecture);
     prefix_ = head_kind_ == Head::none && !source.has_checkpoint
                   ? ""
-                  : source.prefix(base_, "embeddings.word_embeddings.weight");
+                  : source.prefix(family, "embeddings.word_embeddings.weight");
     build_embeddings(source);
     build_layers(c);
     build_head(source);
@@ -109,8 +108,9 @@ class Bert final : public Model {
     positions_ = nn::Embedding(info_.max_positions, hidden, padding);
     if (counts_from_padding_) info_.max_positions -= padding + 1;
     has_types_ = !is_distil;
-    type_count_ = has_types_ ? c.integer_or("type_vocab_size", 2, 1, kMaxWidth) : 0;
-    if (has_types_) types_ = nn::Embedding(type_count_, hidden);
+    if (has_types_) {
+      types_ = nn::Embedding(c.integer_or("type_vocab_size", 2, 1, kMaxWidth), hidden);
+    }
     embedding_norm_ = nn::LayerNorm(hidden, eps_);
   }
 
@@ -245,11 +245,10 @@ class Bert final : public Model {
   }
 
   BertNames names_ = kBert;
-  std::string base_, prefix_;
+  std::string prefix_;
   bool counts_from_padding_ = false, has_types_ = true, has_pooler_ = false, untied_ = false;
   Head head_kind_ = Head::none;
   double eps_ = 1e-12;
-  std::int64_t type_count_ = 0;
   Activation activation_ = Activation::gelu;
   nn::Embedding words_, positions_, types_;
   nn::LayerNorm embedding_norm_, transform_norm_;

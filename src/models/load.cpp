@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <set>
 
 #include "core/backend.h"
@@ -31,6 +30,8 @@ bool is_ignored(const std::string& name) {
   return std::any_of(std::begin(kSuffixes), std::end(kSuffixes), ends) ||
          std::any_of(std::begin(kParts), std::end(kParts), contains);
 }
+
+constexpr std::uint64_t kConfigBytes = 16 << 20;
 
 // At most this many names of one kind are listed: enough to see what is wrong.
 constexpr std::size_t kListed = 20;
@@ -77,12 +78,6 @@ void load_parameters(Model& model, const Checkpoint& checkpoint, const std::stri
   throw Error(message);
 }
 
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  check(file.good(), "{}: cannot be read", path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 }  // namespace
 
 std::unique_ptr<Model> load_model(const std::string& folder, const LoadOptions& options) {
@@ -97,7 +92,7 @@ std::unique_ptr<Model> load_model(const std::string& folder, const LoadOptions& 
   std::unique_ptr<Model> model = make_family(source);
   load_parameters(*model, checkpoint, folder, options);
   model->tie();
-  ModelAccess::set_config(*model, read_text(config));
+  ModelAccess::set_config(*model, read_file(config, kConfigBytes));
   return model;
 }
 
@@ -114,7 +109,7 @@ std::unique_ptr<Model> make_model(const std::string& config, std::uint64_t seed,
   }));
   nn::initialize(*model, seed, {.dtype = dtype, .uniform = true});
   model->tie();
-  ModelAccess::set_config(*model, preset.empty() ? read_text(config) : preset);
+  ModelAccess::set_config(*model, preset.empty() ? read_file(config, kConfigBytes) : preset);
   return model;
 }
 

@@ -3,17 +3,14 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "nn/heads.h"
 
 namespace qkv {
+
+using nn::merge_heads;
+using nn::split_heads;
+
 namespace {
-
-Tensor split_heads(const Tensor& x, std::int64_t heads) {
-  return transpose(reshape(x, {x.size(0), x.size(1), heads, x.size(2) / heads}), 1, 2);
-}
-
-Tensor merge_heads(const Tensor& x) {
-  return reshape(transpose(x, 1, 2), {x.size(0), x.size(2), x.size(1) * x.size(3)});
-}
 
 // Where the global rows are: `gather` [B, G] picks rows of [B * S] (short sequences repeat their
 // first row), `merge` [B, S] picks from the B * S local rows followed by the B * G global ones.

@@ -93,6 +93,19 @@ std::unique_ptr<Model> make_family(ModelSource source) {
   fail("{} '{}' is not supported; there are {}", source.config.where("model_type"), type, known);
 }
 
+Tensor Model::decoder_inputs(const Tensor& labels) const {
+  check(info_.decoder_start_id >= 0, "{}: config.json has no decoder_start_token_id", info_.family);
+  const std::int64_t batch = labels.size(0), length = labels.size(1);
+  std::vector<std::int64_t> ids = to(labels, DType::i64).to_vector<std::int64_t>();
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const auto row = ids.begin() + b * length;
+    std::rotate(row, row + length - 1, row + length);
+    *row = info_.decoder_start_id;
+  }
+  std::replace(ids.begin(), ids.end(), std::int64_t{-100}, std::max<std::int64_t>(info_.pad_id, 0));
+  return Tensor::from(ids, {batch, length});
+}
+
 Tensor Model::loss(const ModelInput& input, const Tensor& labels) const {
   check(labels.defined(), "{}: labels are undefined", info_.family);
   const auto logits_of = [&](const ModelInput& given) {
@@ -109,16 +122,7 @@ Tensor Model::loss(const ModelInput& input, const Tensor& labels) const {
   }
   if (info_.kind == ModelKind::encoder) return cross_entropy(logits_of(input), labels);
   ModelInput shifted = input;
-  check(info_.decoder_start_id >= 0, "{}: config.json has no decoder_start_token_id", info_.family);
-  const std::int64_t batch = labels.size(0), length = labels.size(1);
-  std::vector<std::int64_t> ids = to(labels, DType::i64).to_vector<std::int64_t>();
-  for (std::int64_t b = 0; b < batch; ++b) {
-    const auto row = ids.begin() + b * length;
-    std::rotate(row, row + length - 1, row + length);
-    *row = info_.decoder_start_id;
-  }
-  std::replace(ids.begin(), ids.end(), std::int64_t{-100}, std::max<std::int64_t>(info_.pad_id, 0));
-  shifted.decoder_ids = Tensor::from(ids, {batch, length});
+  shifted.decoder_ids = decoder_inputs(labels);
   return cross_entropy(logits_of(shifted), labels);
 }
 

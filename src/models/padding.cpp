@@ -70,6 +70,19 @@ Mask padding_mask(const char* model, const Tensor& mask, const Tensor& ids) {
   return Mask::allowed(boolean(visible, {batch, 1, 1, length}));
 }
 
+Mask encoder_padding(const char* model, const ModelInput& input) {
+  if (input.ids.defined()) {
+    check_ids(model, input.ids);
+    return padding_mask(model, input.mask, input.ids);
+  }
+  check(input.memory.defined(), "{}: ids or memory are needed", model);
+  if (!input.mask.defined()) return {};
+  check(input.mask.rank() == 2 && input.mask.size(0) == input.memory.size(0) &&
+            input.mask.size(1) == input.memory.size(1),
+        "{}: mask {} does not fit memory {}", model, input.mask.shape(), input.memory.shape());
+  return padding_mask(model, input.mask, input.mask);
+}
+
 DecoderPositions decoder_positions(const char* model, const Tensor& ids, const Tensor& mask,
                                    nn::KvCache* cache) {
   const std::int64_t batch = ids.size(0), count = ids.size(1);

@@ -2,12 +2,16 @@
 #pragma once
 
 #include "qkv/attention.h"
+#include "qkv/models/model.h"
 #include "qkv/nn.h"
 
 namespace qkv {
 
 // Hides padded keys from every query. mask [B, S] with 0 = padding, or undefined.
 Mask padding_mask(const char* model, const Tensor& mask, const Tensor& ids);
+
+// What the decoder may see of an encoder-decoder's encoder: from ids, or from memory alone.
+Mask encoder_padding(const char* model, const ModelInput& input);
 
 // A decoder's own mask and positions for the ids that follow `cache`. Padding on the right needs no
 // mask: a causal query never looks there. Padding on the left does, and positions count from the

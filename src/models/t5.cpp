@@ -62,14 +62,7 @@ class T5 final : public Model {
 
   ModelOutput operator()(const ModelInput& input, const ModelContext& context) const override {
     ModelOutput output;
-    Mask padding;
-    if (input.ids.defined()) {
-      check_ids("t5", input.ids);
-      padding = padding_mask("t5", input.mask, input.ids);
-    } else {
-      check(input.memory.defined(), "t5: ids or memory are needed");
-      if (input.mask.defined()) padding = padding_mask("t5", input.mask, input.mask);
-    }
+    const Mask padding = encoder_padding("t5", input);
     output.memory = input.memory.defined()
                         ? input.memory
                         : encoder_(input.ids, {.mask = padding, .trace = context.encoder_trace});

@@ -2,25 +2,12 @@
 #include <mutex>
 
 #include "core/check.h"
+#include "nn/heads.h"
 #include "qkv/autograd.h"
 #include "qkv/checkpoint.h"
 #include "qkv/nn.h"
 
 namespace qkv::nn {
-namespace {
-
-// [B, S, heads * D] -> [B, heads, S, D], a view
-Tensor split_heads(const Tensor& x, std::int64_t heads) {
-  return transpose(reshape(x, {x.size(0), x.size(1), heads, x.size(2) / heads}), 1, 2);
-}
-
-// [B, H, S, D] -> [B, S, H * D]; attention lays its result out so that this is a view
-Tensor merge_heads(const Tensor& x) {
-  return reshape(transpose(x, 1, 2), {x.size(0), x.size(2), x.size(1) * x.size(3)});
-}
-
-}  // namespace
-
 // The packed weight of q, k and v together, kept as nn::Linear keeps its own.
 struct MultiHeadAttention::Joint {
   std::mutex mutex;

@@ -67,6 +67,9 @@ class Model : public nn::Module {
   // take labels [B].
   Tensor loss(const ModelInput& input, const Tensor& labels) const;
 
+  // Of an encoder-decoder: labels shifted right behind decoder_start_id, padding where ignored.
+  Tensor decoder_inputs(const Tensor& labels) const;
+
   const ModelInfo& info() const { return info_; }
   const std::string& config_text() const { return config_text_; }
 
