@@ -1,0 +1,629 @@
+// A persistent, warp-specialised forward pass. One block per multiprocessor takes blocks of query
+// rows (a Work) until none is left. Its first warpgroup serves, the others compute:
+//
+//   warp 0, one lane   draws Works, and copies Q, K tiles and V tiles into rings of stages
+//   warps 1 .. 3       look through V tiles that some row may not see in full (see `inspect`)
+//   warpgroups 1 ..    own 64 query rows each:
+//
+//     S_n = Q K_n^T                      under way while the weights of tile n+1 are made into out:
+//     O  += P_{n+1} V_{n+1}              both products are issued together,
+//     P_n = softmax step of S_n          and this runs beside the second one
+//
+// Tiles are taken from the last to the first, so the tiles cut by a diagonal come first. The
+// warpgroups pass a token round (`Turnstile`): while one computes a softmax, another's products
+// fill the tensor cores.
+#include "cuda/attention_forward_sm90.h"
+
+#include <algorithm>
+#include <string>
+
+#include "cuda/tile/barrier.cuh"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/softmax.cuh"
+#include "cuda/tile/tma.cuh"
+#include "cuda/tile/wgmma.cuh"
+#include "qkv/error.h"
+
+namespace qkv::cuda {
+namespace {
+
+// Tile sizes. Registers of a computing thread: D/2 for O, Keys/2 for S and Keys/4 for P.
+template <class Element, int HeadSize, int KeysPerTile, int Warpgroups, int StageCount, bool Capped>
+struct Shape {
+  using T = Element;
+  static constexpr int D = HeadSize;  // padded to a multiple of 64
+  static constexpr int Keys = KeysPerTile;
+  static constexpr int Consumers = Warpgroups;
+  static constexpr int Stages = StageCount;
+  static constexpr bool Softcap = Capped;
+  static constexpr int Rows = 64 * Consumers;
+  static constexpr int Threads = 128 * (1 + Consumers);
+  // 65536 registers, in steps of 8 per thread; the kernel starts with an even share.
+  static constexpr int ConsumerRegisters = Consumers == 2 ? 240 : 160;
+  static constexpr int ServerRegisters = Consumers == 2 ? 24 : 32;
+  // Ping-pong pays while a softmax is long beside its products.
+  static constexpr bool PingPong = D <= 128;
+};
+
+struct Params {
+  CUtensorMap q, k, v;
+  void* out;
+  const void* values;  // V again, for the rare path that reads it by hand
+  float* lse;
+  Sm90Strides out_strides, v_strides;
+  const Sm90Sequence* sequences;
+  Sm90Sequence all_alike;
+  std::uint32_t* ticket;
+  int heads, group, head_size, q_rows, k_rows;
+  int left, right;
+  int row_blocks;     // per sequence and head
+  int pairs;          // of sequence and head
+  int pairs_at_once;  // whose keys and values share L2
+  float scale;        // of scores, times log2(e)
+  float inner_scale;  // with softcap: score / softcap before tanh
+};
+
+// A block of query rows and the tiles of keys it visits.
+struct Work {
+  int head, row0;  // row0: within the sequence; -1: no more work
+  int q_batch, k_batch, q_start, k_start;
+  int rows;     // that exist, from row0 on
+  int seeing;   // of which see anything
+  Sight sight;
+  int tile_begin, tile_end;
+  KeyRange unmasked;  // tiles within it are seen in full, by all rows
+  int present;        // key rows in the tensor from k_start on; beyond them the copy gives zeros
+
+  template <class S>
+  __device__ bool must_inspect(int tile) const {
+    return tile * S::Keys < unmasked.begin || min((tile + 1) * S::Keys, present) > unmasked.end;
+  }
+};
+
+template <class S>
+struct alignas(1024) Shared {
+  typename S::T q[S::Rows * S::D];
+  typename S::T k[S::Stages][S::Keys * S::D];
+  typename S::T v[S::Stages][S::Keys * S::D];
+  Ring<1> q_ring;
+  Ring<S::Stages> k_ring, v_ring;
+  Barrier inspected[S::Stages];
+  std::uint32_t tainted[S::Stages][3];  // by inspecting warp
+  Ring<2> work_ring;
+  Work work[2];
+};
+
+// ---- Work ------------------------------------------------------------------------------------
+
+// Long rows first (the last rows of a causal mask see most), and few heads at a time, so that
+// their keys and values stay in L2.
+template <class S>
+__device__ Work make_work(const Params& p, int ticket) {
+  const int section = ticket / (p.pairs_at_once * p.row_blocks);
+  const int in_section = ticket - section * p.pairs_at_once * p.row_blocks;
+  const int pairs = min(p.pairs_at_once, p.pairs - section * p.pairs_at_once);
+  const int block = p.row_blocks - 1 - in_section / pairs;
+  const int pair = section * p.pairs_at_once + in_section % pairs;
+  const int index = pair / p.heads;
+
+  Sm90Sequence sequence = p.all_alike;
+  if (p.sequences)
+    sequence = p.sequences[index];
+  else
+    sequence.q_batch = sequence.k_batch = index;
+
+  Work work;
+  work.head = pair % p.heads;
+  work.row0 = block * S::Rows;
+  work.q_batch = sequence.q_batch;
+  work.k_batch = sequence.k_batch;
+  work.q_start = sequence.q_start;
+  work.k_start = sequence.k_start;
+  work.rows = min(max(sequence.q_rows - work.row0, 0), S::Rows);
+  work.seeing = min(max(sequence.q_seeing - work.row0, 0), work.rows);
+  work.sight = {p.left, p.right, sequence.offset, sequence.k_visible};
+  work.present = p.k_rows - sequence.k_start;
+  work.tile_begin = work.tile_end = 0;
+  if (work.seeing > 0) {
+    const int last = work.row0 + work.seeing - 1;
+    const KeyRange seen = work.sight.of_some(work.row0, last);
+    if (seen.begin < seen.end) {
+      work.tile_begin = seen.begin / S::Keys;
+      work.tile_end = (seen.end + S::Keys - 1) / S::Keys;
+    }
+    work.unmasked = work.sight.of_all(work.row0, last);
+  }
+  return work;
+}
+
+// The serving lane hands Works out; everyone else takes them in the same order.
+template <class S>
+struct WorkReader {
+  Shared<S>& shared;
+  Turn<2> turn;
+
+  __device__ const Work& take() {
+    shared.work_ring.wait_full(turn);
+    return shared.work[turn.stage];
+  }
+  // The Work taken last is no longer read.
+  __device__ void release() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared.work_ring.empty[turn.stage].arrive();
+    turn.next();
+  }
+};
+
+// ---- Warp 0: copies --------------------------------------------------------------------------
+
+template <class S>
+__device__ void serve(const Params& p, Shared<S>& shared) {
+  Turn<2> work_turn;
+  Turn<1> q_turn;
+  Turn<S::Stages> k_turn, v_turn;
+  const int total = p.pairs * p.row_blocks;
+  int ticket = blockIdx.x;
+  for (;;) {
+    shared.work_ring.wait_empty(work_turn);
+    Work& slot = shared.work[work_turn.stage];
+    if (ticket >= total) {
+      slot.row0 = -1;
+      shared.work_ring.full[work_turn.stage].arrive();
+      return;
+    }
+    slot = make_work<S>(p, ticket);
+    const Work work = slot;
+    shared.work_ring.full[work_turn.stage].arrive();
+    work_turn.next();
+    // Drawn before the copies, needed after them. Whoever draws the last ticket that anyone will
+    // ever draw leaves a zero for the next launch.
+    const unsigned drawn = atomicAdd(p.ticket, 1u);
+    if (drawn == unsigned(total) - 1) *p.ticket = 0;
+    ticket = int(drawn + gridDim.x);
+
+    if (work.tile_begin == work.tile_end) continue;
+    const int key_head = work.head / p.group;
+    shared.q_ring.wait_empty(q_turn);
+    load_tile<S::Rows, S::D>(shared.q, p.q, shared.q_ring.full[0], work.q_start + work.row0,
+                             work.head, work.q_batch, Keep::briefly);
+    q_turn.next();
+    const auto load_keys = [&](int tile) {
+      shared.k_ring.wait_empty(k_turn);
+      load_tile<S::Keys, S::D>(shared.k[k_turn.stage], p.k, shared.k_ring.full[k_turn.stage],
+                               work.k_start + tile * S::Keys, key_head, work.k_batch,
+                               Keep::long_time);
+      k_turn.next();
+    };
+    const auto load_values = [&](int tile) {
+      shared.v_ring.wait_empty(v_turn);
+      load_tile<S::Keys, S::D>(shared.v[v_turn.stage], p.v, shared.v_ring.full[v_turn.stage],
+                               work.k_start + tile * S::Keys, key_head, work.k_batch,
+                               Keep::long_time);
+      v_turn.next();
+    };
+    // In the order of use: the keys of a tile are needed one step before its values.
+    load_keys(work.tile_end - 1);
+    for (int tile = work.tile_end - 1; tile > work.tile_begin; --tile) {
+      load_keys(tile - 1);
+      load_values(tile);
+    }
+    load_values(work.tile_begin);
+  }
+}
+
+// ---- Warps 1 to 3: values that must not be felt ------------------------------------------------
+
+// A hidden pair has weight 0, but 0 * NaN is NaN, and the product multiplies every pair of its
+// tile. So values that are not finite are taken out of tiles with hidden pairs, before the product;
+// if they are visible to some row, the tile is marked, and `restore_tainted` gives them back to
+// exactly the rows that see them.
+template <class T>
+__device__ bool all_finite(uint4 words) {
+  using Pair = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __nv_bfloat162, __half2>;
+  // x * 0 is NaN for Inf and NaN, and stays so in the sum.
+  const auto pair = [](std::uint32_t word) { return reinterpret_cast<const Pair&>(word); };
+  const std::uint32_t zero_bits = 0;
+  const Pair zero = pair(zero_bits);
+  Pair sum = __hmul2(pair(words.x), zero);
+  sum = __hfma2(pair(words.y), zero, sum);
+  sum = __hfma2(pair(words.z), zero, sum);
+  sum = __hfma2(pair(words.w), zero, sum);
+  return __hbeq2(sum, sum);
+}
+template <class T>
+__device__ std::uint32_t only_finite(std::uint32_t pair) {
+  constexpr std::uint32_t exponent = std::is_same_v<T, __nv_bfloat16> ? 0x7f80 : 0x7c00;
+  if ((pair & exponent) == exponent) pair &= 0xffff0000;
+  if ((pair >> 16 & exponent) == exponent) pair &= 0x0000ffff;
+  return pair;
+}
+
+template <class S>
+__device__ void inspect(Shared<S>& shared) {
+  using T = typename S::T;
+  const int warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
+  WorkReader<S> reader{shared};
+  Turn<S::Stages> turn;
+  for (;;) {
+    const Work& work = reader.take();
+    if (work.row0 < 0) return;
+    for (int tile = work.tile_end - 1; tile >= work.tile_begin; --tile, turn.next()) {
+      // Every tile is waited for and released, looked at or not: a party that skipped phases of a
+      // barrier could take the one two before for its own.
+      shared.v_ring.wait_full(turn);
+      if (!work.must_inspect<S>(tile)) {
+        if (lane == 0) shared.v_ring.empty[turn.stage].arrive();
+        continue;
+      }
+      // Keys that somebody sees end here.
+      const int seen = work.sight.of(work.row0 + work.seeing - 1).end - tile * S::Keys;
+      uint4* const values = reinterpret_cast<uint4*>(shared.v[turn.stage]);
+      constexpr int Vectors = S::Keys * S::D / 8;
+      bool clean = true, taint = false;
+      for (int i = 32 * warp + lane; i < Vectors; i += 96) {
+        const uint4 found = values[i];
+        if (all_finite<T>(found)) continue;
+        values[i] = {only_finite<T>(found.x), only_finite<T>(found.y), only_finite<T>(found.z),
+                     only_finite<T>(found.w)};
+        clean = false;
+        taint |= i / 8 % S::Keys < seen;
+      }
+      if (!clean) fence_async_proxy();
+      taint = __any_sync(0xffffffff, taint);
+      if (lane == 0) {
+        shared.tainted[turn.stage][warp] = taint;
+        shared.inspected[turn.stage].arrive();
+        shared.v_ring.empty[turn.stage].arrive();
+      }
+    }
+    reader.release();
+  }
+}
+
+// Adds what is not finite in V to the rows that see it. A positive weight times NaN or Inf is NaN
+// or Inf, so the weight does not matter. Slow, and never on the path of ordinary values.
+template <class S, int Count>
+__device__ void restore_tainted(const Params& p, const Work& work, int tile, int row,
+                                float (&o)[Count]) {
+  using T = typename S::T;
+  const T* const values = static_cast<const T*>(p.values) + work.k_batch * p.v_strides.batch +
+                          work.head / p.group * p.v_strides.head;
+  const KeyRange seen[2] = {work.sight.of(row), work.sight.of(row + 8)};
+  const int end = min((tile + 1) * S::Keys, max(seen[0].end, seen[1].end));
+  for (int key = tile * S::Keys; key < end; ++key) {
+    const T* const at = values + (work.k_start + key) * p.v_strides.row;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+      const KeyRange range = seen[i / 2 % 2];
+      if (column >= p.head_size || key < range.begin || key >= range.end) continue;
+      const float value = float(at[column]);
+      if (!isfinite(value)) o[i] += value;
+    }
+  }
+}
+
+// ---- Warpgroups 1 and on: products and softmax -------------------------------------------------
+
+// Lets the computing warpgroups issue their products one after the other, round and round.
+template <class S>
+struct Turnstile {
+  int id;  // of this warpgroup
+
+  __device__ explicit Turnstile(int consumer) : id(1 + consumer) {
+    if (S::PingPong && consumer == S::Consumers - 1) pass();  // the first may go
+  }
+  __device__ void enter() const {
+    if (S::PingPong) named_wait(id, 256);
+  }
+  __device__ void pass() const {
+    if (S::PingPong) named_arrive(id == S::Consumers ? 1 : id + 1, 256);
+  }
+};
+
+// Of the four lanes of a quad, lane c gives part[j] to lane j and gets theirs for c: pieces of 4
+// bytes of four vectors become one whole vector of 16 bytes in each lane.
+__device__ inline uint4 quad_transpose(const std::uint32_t (&part)[4]) {
+  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+  // Lanes 0 and 1, and 2 and 3, swap one column of each 2 x 2 block; then the blocks themselves.
+  const std::uint32_t a = __shfl_xor_sync(0xffffffff, odd ? part[0] : part[1], 1);
+  const std::uint32_t b = __shfl_xor_sync(0xffffffff, odd ? part[2] : part[3], 1);
+  const std::uint32_t low[2] = {odd ? a : part[0], odd ? part[1] : a};
+  const std::uint32_t high[2] = {odd ? b : part[2], odd ? part[3] : b};
+  const std::uint32_t c = __shfl_xor_sync(0xffffffff, upper ? low[0] : high[0], 2);
+  const std::uint32_t d = __shfl_xor_sync(0xffffffff, upper ? low[1] : high[1], 2);
+  return upper ? uint4{c, d, high[0], high[1]} : uint4{low[0], low[1], c, d};
+}
+
+// Rows `row` and `row + 8` of the block, `o` times `factor`.
+template <class S, int Count>
+__device__ void store_rows(const Params& p, const Work& work, int row, const float (&o)[Count],
+                           const float (&factor)[2], const float (&lse)[2]) {
+  using T = typename S::T;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int at = row + 8 * r;
+    const bool sees = at < work.seeing && factor[r] != 0;
+    T* const out = static_cast<T*>(p.out) + work.q_batch * p.out_strides.batch +
+                   work.head * p.out_strides.head +
+                   std::int64_t(work.q_start + work.row0 + at) * p.out_strides.row;
+#pragma unroll
+    for (int block = 0; block < S::D / 8; block += 4) {
+      std::uint32_t part[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* const pair = &o[4 * (block + j) + 2 * r];
+        part[j] = sees ? pack<T>(pair[0] * factor[r], pair[1] * factor[r]) : 0;
+      }
+      const uint4 vector = quad_transpose(part);
+      const int column = 8 * (block + threadIdx.x % 4);
+      if (at < work.rows && column < p.head_size) *reinterpret_cast<uint4*>(out + column) = vector;
+    }
+    if (p.lse && at < work.rows && threadIdx.x % 4 == 0)
+      p.lse[(std::int64_t(work.q_batch) * p.heads + work.head) * p.q_rows + work.q_start +
+            work.row0 + at] = sees ? lse[r] : -kInfinity;
+  }
+}
+
+template <class S>
+__device__ void compute(const Params& p, Shared<S>& shared) {
+  using T = typename S::T;
+  const int consumer = threadIdx.x / 128 - 1;
+  const bool leads_warp = threadIdx.x % 32 == 0;
+  // This thread's first row, and its warp's, within the block.
+  const int warp_row = 64 * consumer + threadIdx.x % 128 / 32 * 16;
+  const int row = warp_row + threadIdx.x % 32 / 4;
+  WorkReader<S> reader{shared};
+  Turn<1> q_turn;
+  Turn<S::Stages> k_turn, v_turn;
+  std::uint32_t inspected_phases = 0;  // a bit per stage
+  const Turnstile<S> turnstile(consumer);
+
+  float o[S::D / 2], s[S::Keys / 2];
+  std::uint32_t weights[S::Keys / 16][4];
+
+  const auto issue_scores = [&] {
+    const TileDescriptor q(shared.q + 64 * consumer * kSlab, 0), k(shared.k[k_turn.stage], 0);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < S::D / 16; ++i) {
+      const int slab = i / 4, within = i % 4 * 32;
+      wgmma<T, inner, inner>(s, q.at(slab * S::Rows * 128 + within),
+                             k.at(slab * S::Keys * 128 + within), i > 0);
+    }
+    wgmma_commit();
+  };
+  const auto issue_output = [&] {
+    const TileDescriptor v(shared.v[v_turn.stage], S::Keys * 128);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < S::Keys / 16; ++i)
+      wgmma<T, outer>(o, weights[i], v.at(i * 16 * 128), 1);
+    wgmma_commit();
+  };
+  const auto release = [&](Barrier& barrier) {
+    if (leads_warp) barrier.arrive();
+  };
+
+  for (;;) {
+    const Work& work = reader.take();
+    if (work.row0 < 0) return;
+    OnlineSoftmax softmax;
+    float factor[2], lse[2];
+#pragma unroll
+    for (int i = 0; i < S::D / 2; ++i) o[i] = 0;
+
+    if (work.tile_begin < work.tile_end) {
+      const KeyRange unmasked =
+          work.sight.of_all(work.row0 + warp_row, work.row0 + warp_row + 15);
+      // Scores of a tile to weights, in place; false if `o` keeps its scale.
+      const auto weigh = [&](int tile) {
+        if constexpr (S::Softcap) {
+#pragma unroll
+          for (float& x : s) x = tanh_fast(x * p.inner_scale);
+        }
+        const int key0 = tile * S::Keys;
+        if (key0 < unmasked.begin || key0 + S::Keys > unmasked.end)
+          hide(s, work.sight, work.row0 + row, key0, -kInfinity);
+        return softmax.step(s, p.scale, factor);
+      };
+      // Values of a tile have come, and are fit for the product.
+      const auto wait_values = [&](int tile) {
+        shared.v_ring.wait_full(v_turn);
+        if (!work.must_inspect<S>(tile)) return false;
+        shared.inspected[v_turn.stage].wait(inspected_phases >> v_turn.stage & 1);
+        inspected_phases ^= 1 << v_turn.stage;
+        const auto& tainted = shared.tainted[v_turn.stage];
+        return (tainted[0] | tainted[1] | tainted[2]) != 0;
+      };
+
+      int tile = work.tile_end - 1;
+      shared.q_ring.wait_full(q_turn);
+      shared.k_ring.wait_full(k_turn);
+      issue_scores();
+      wgmma_wait<0>(s);
+      release(shared.k_ring.empty[k_turn.stage]);
+      k_turn.next();
+      weigh(tile);
+      pack_operands<T>(weights, s);
+
+      for (; tile > work.tile_begin; --tile) {
+        shared.k_ring.wait_full(k_turn);
+        turnstile.enter();
+        issue_scores();
+        const bool tainted = wait_values(tile);
+        issue_output();
+        turnstile.pass();
+        wgmma_wait<1>(s);
+        release(shared.k_ring.empty[k_turn.stage]);
+        k_turn.next();
+        const bool rescale = weigh(tile - 1);
+        wgmma_wait<0>(o);
+        touch(s);  // the weights under way are not overwritten before this point
+        release(shared.v_ring.empty[v_turn.stage]);
+        v_turn.next();
+        if (tainted) restore_tainted<S>(p, work, tile, work.row0 + row, o);
+        if (rescale) {
+#pragma unroll
+          for (int i = 0; i < S::D / 2; ++i) o[i] *= factor[i / 2 % 2];
+        }
+        pack_operands<T>(weights, s);
+      }
+      release(shared.q_ring.empty[0]);
+      q_turn.next();
+
+      const bool tainted = wait_values(tile);
+      issue_output();
+      softmax.finish(p.scale, lse);
+      wgmma_wait<0>(o);
+      release(shared.v_ring.empty[v_turn.stage]);
+      v_turn.next();
+      if (tainted) restore_tainted<S>(p, work, tile, work.row0 + row, o);
+    }
+    factor[0] = softmax.sum[0] == 0 ? 0 : 1 / softmax.sum[0];
+    factor[1] = softmax.sum[1] == 0 ? 0 : 1 / softmax.sum[1];
+    store_rows<S>(p, work, row, o, factor, lse);
+    reader.release();
+  }
+}
+
+template <class S>
+__global__ void __launch_bounds__(S::Threads, 1)
+    attention_forward_kernel(const __grid_constant__ Params p) {
+  extern __shared__ unsigned char memory[];
+  Shared<S>& shared = *reinterpret_cast<Shared<S>*>(memory);
+  if (threadIdx.x == 0) {
+    prefetch_map(p.q);
+    prefetch_map(p.k);
+    prefetch_map(p.v);
+    constexpr int ConsumerWarps = 4 * S::Consumers;
+    shared.q_ring.init(1, ConsumerWarps);
+    shared.k_ring.init(1, ConsumerWarps);
+    shared.v_ring.init(1, ConsumerWarps + 3);
+    for (Barrier& barrier : shared.inspected) barrier.init(3);
+    shared.work_ring.init(1, 3 + ConsumerWarps);
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    shrink_registers<S::ServerRegisters>();
+    if (threadIdx.x >= 32)
+      inspect(shared);
+    else if (threadIdx.x == 0)
+      serve(p, shared);
+  } else {
+    grow_registers<S::ConsumerRegisters>();
+    compute(p, shared);
+  }
+}
+
+// ---- Host --------------------------------------------------------------------------------------
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+void check_status(cudaError_t status) {
+  if (status != cudaSuccess)
+    throw Error(std::string("attention_forward: ") + cudaGetErrorString(status));
+}
+
+template <class S>
+void launch(const Sm90Forward& call, cudaStream_t stream) {
+  Params p{};
+  p.q = make_tensor_map({call.q, call.q_batches, call.heads, call.q_rows, call.head_size,
+                         call.q_strides.batch, call.q_strides.head, call.q_strides.row},
+                        call.dtype, S::Rows);
+  const auto keys = [&](const void* data, const Sm90Strides& strides) {
+    return make_tensor_map({data, call.k_batches, call.key_heads, call.k_rows, call.head_size,
+                            strides.batch, strides.head, strides.row},
+                           call.dtype, S::Keys);
+  };
+  p.k = keys(call.k, call.k_strides);
+  p.v = keys(call.v, call.v_strides);
+  p.out = call.out;
+  p.values = call.v;
+  p.lse = call.lse;
+  p.out_strides = call.out_strides;
+  p.v_strides = call.v_strides;
+  p.sequences = call.sequences;
+  p.all_alike = call.all_alike;
+  p.ticket = call.ticket;
+  p.heads = int(call.heads);
+  p.group = int(call.heads / call.key_heads);
+  p.head_size = int(call.head_size);
+  p.q_rows = int(call.q_rows);
+  p.k_rows = int(call.k_rows);
+  p.left = call.left < 0 ? kUnbounded : int(std::min<std::int64_t>(call.left, kUnbounded));
+  p.right = call.right < 0 ? kUnbounded : int(std::min<std::int64_t>(call.right, kUnbounded));
+  p.row_blocks = int((call.longest + S::Rows - 1) / S::Rows);
+  p.pairs = int(call.sequence_count * call.heads);
+  // Keys and values of as many heads as fit half of L2 (which holds 50 MB or more).
+  const std::int64_t bytes = 4 * std::max<std::int64_t>(call.k_rows, 1) * call.head_size;
+  p.pairs_at_once =
+      int(std::clamp<std::int64_t>((std::int64_t(24) << 20) / bytes, 1, call.key_heads * 64)) *
+      p.group;
+  p.scale = (call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
+  p.inner_scale = call.softcap > 0 ? call.scale / call.softcap : 0;
+  const std::int64_t works = std::int64_t(p.pairs) * p.row_blocks;
+  if (works == 0) return;
+
+  constexpr int Bytes = sizeof(Shared<S>);
+  static_assert(Bytes <= 227 * 1024);
+  const auto kernel = attention_forward_kernel<S>;
+  check_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Bytes));
+  const int blocks = int(std::min<std::int64_t>(works, multiprocessors()));
+  kernel<<<blocks, S::Threads, Bytes, stream>>>(p);
+  check_status(cudaGetLastError());
+}
+
+// Wide tiles where nothing is cut; narrower ones where a diagonal would waste them.
+template <class T>
+void launch_for(const Sm90Forward& call, cudaStream_t stream) {
+  const bool cut = call.left >= 0 || call.right >= 0;
+  if (call.head_size <= 64) {
+    if (call.softcap > 0) return launch<Shape<T, 64, 128, 3, 2, true>>(call, stream);
+    return launch<Shape<T, 64, 128, 3, 4, false>>(call, stream);
+  }
+  if (call.head_size <= 128) {
+    if (call.softcap > 0) return launch<Shape<T, 128, 128, 2, 2, true>>(call, stream);
+    if (cut) return launch<Shape<T, 128, 128, 2, 2, false>>(call, stream);
+    return launch<Shape<T, 128, 176, 2, 2, false>>(call, stream);
+  }
+  if (call.softcap > 0) return launch<Shape<T, 256, 64, 2, 2, true>>(call, stream);
+  return launch<Shape<T, 256, 80, 2, 2, false>>(call, stream);
+}
+
+}  // namespace
+
+const char* why_not_sm90_forward(const Sm90Forward& call) {
+  if (call.dtype != DType::bf16 && call.dtype != DType::f16) return "not bf16 or f16";
+  if (call.head_size != call.value_size) return "values differ in size from keys";
+  if (call.head_size % 8 != 0 || call.head_size < 8 || call.head_size > 256)
+    return "head size is not a multiple of 8 up to 256";
+  if (!(call.scale > 0)) return "scale is not positive";
+  const auto mapped = [&](const void* data, const Sm90Strides& s) {
+    return can_map({data, 0, 0, 0, 0, s.batch, s.head, s.row});
+  };
+  if (!mapped(call.q, call.q_strides) || !mapped(call.k, call.k_strides) ||
+      !mapped(call.v, call.v_strides) || !mapped(call.out, call.out_strides))
+    return "rows are not 16-byte aligned";
+  if (std::max(call.q_rows, call.k_rows) >= kUnbounded) return "too many rows";
+  int device = 0, major = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (major != 9) return "not a Hopper GPU";
+  return nullptr;
+}
+
+void attention_forward_sm90(const Sm90Forward& call, cudaStream_t stream) {
+  if (call.dtype == DType::bf16)
+    launch_for<__nv_bfloat16>(call, stream);
+  else
+    launch_for<__half>(call, stream);
+}
+
+}  // namespace qkv::cuda

@@ -1,0 +1,57 @@
+// Attention forward for Hopper GPUs: bf16 and f16 through the tensor cores' warpgroup products.
+// docs/cuda.md shows how it is laid out. It serves what can be written as one interval of keys per
+// row (causal, windows, lengths, packed sequences), grouped heads and softcap; biases, dropout and
+// sinks go to the general kernel.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "qkv/dtype.h"
+
+namespace qkv::cuda {
+
+// AttentionSequence in the device's words.
+struct Sm90Sequence {
+  std::int32_t q_batch = 0, k_batch = 0;  // index along the batch axis (0 when packed)
+  std::int32_t q_start = 0, k_start = 0;  // first row (0 when dense)
+  std::int32_t q_rows = 0;                // rows to write
+  std::int32_t q_seeing = 0;              // rows from here on see nothing
+  std::int32_t k_visible = 0;             // keys from here on are hidden
+  std::int32_t offset = 0;                // query i stands at key position i + offset
+};
+
+struct Sm90Strides {  // in elements; the last axis is contiguous
+  std::int64_t batch = 0, head = 0, row = 0;
+};
+
+struct Sm90Forward {
+  DType dtype = DType::bf16;
+  const void* q = nullptr;  // [q_batches, heads, q_rows, head_size]
+  const void* k = nullptr;  // [k_batches, key_heads, k_rows, head_size]
+  const void* v = nullptr;  // the same shape
+  void* out = nullptr;      // [q_batches, heads, q_rows, head_size]
+  float* lse = nullptr;     // [q_batches, heads, q_rows] contiguous, or null
+  Sm90Strides q_strides, k_strides, v_strides, out_strides;
+  std::int64_t q_batches = 0, k_batches = 0, heads = 0, key_heads = 0, q_rows = 0, k_rows = 0;
+  std::int64_t head_size = 0, value_size = 0;
+
+  float scale = 1, softcap = 0;
+  std::int64_t left = -1, right = -1;  // -1 = unbounded; causal is right = 0
+
+  std::int64_t sequence_count = 0;
+  std::int64_t longest = 0;  // the most q_rows of a sequence
+  // On the device. Null: sequence b is `all_alike` with batch b of q and k.
+  const Sm90Sequence* sequences = nullptr;
+  Sm90Sequence all_alike;
+
+  // On the device: one zero, which is zero again afterwards. Calls that may overlap need their own.
+  std::uint32_t* ticket = nullptr;
+};
+
+// Null when attention_forward_sm90 can serve this call, else the reason why not.
+const char* why_not_sm90_forward(const Sm90Forward& call);
+void attention_forward_sm90(const Sm90Forward& call, cudaStream_t stream);
+
+}  // namespace qkv::cuda

@@ -1,0 +1,93 @@
+// Softmax over rows that arrive tile by tile, on the accumulators of a [64, N] product.
+//
+// A thread holds parts of two rows (wgmma.cuh); the four lanes of a quad share them. `maximum` is
+// the same in the quad, `sum` is the lane's own part until `finish`.
+#pragma once
+
+#include <cmath>
+
+namespace qkv::cuda {
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+inline constexpr float kInfinity = INFINITY;
+
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Within 1e-6 of tanh; the tanh instruction errs by 5e-4, too much once multiplied by a softcap.
+__device__ inline float tanh_fast(float x) {
+  return 1 - __fdividef(2.f, exp2_fast(fminf(2 * kLog2e * x, 80.f)) + 1);
+}
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+struct OnlineSoftmax {
+  // Weights are 2^(scale s - scale maximum). The maximum is left alone while scores stay within
+  // 2^8 of it: what was summed up then needs no rescaling, and 2^8 overflows nothing.
+  static constexpr float kSlack = 8;
+  // Beyond this, scale * s loses so many bits that scale * s - scale * maximum could overflow.
+  static constexpr float kExtreme = 1 << 20;
+
+  float maximum[2] = {-kInfinity, -kInfinity};
+  float sum[2] = {0, 0};
+
+  // Scores to weights. `factor` is what the earlier weights, and what was made of them, must be
+  // multiplied by. Returns whether some lane of the warp has a factor other than 1.
+  template <int Count>
+  __device__ bool step(float (&s)[Count], float scale, float (&factor)[2]) {
+    float shift[2];
+    bool extreme = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float largest = s[2 * r];
+#pragma unroll
+      for (int i = 0; i < Count; i += 4)
+        largest = fmaxf(largest, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
+      largest = fmaxf(quad_max(largest), maximum[r]);
+      const bool keep = (largest - maximum[r]) * scale <= kSlack;
+      if (keep) largest = maximum[r];
+      // A row that has seen nothing has weights 2^(-inf - 0) = 0.
+      const float reference = largest == -kInfinity ? 0.f : largest;
+      factor[r] = keep ? 1.f : exp2_fast((maximum[r] - reference) * scale);
+      maximum[r] = largest;
+      shift[r] = reference * scale;
+      extreme |= fabsf(shift[r]) > kExtreme;
+      sum[r] *= factor[r];
+    }
+    if (__any_sync(0xffffffff, extreme)) {
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        const float largest = maximum[i / 2 % 2];
+        s[i] -= largest == -kInfinity ? 0.f : largest;
+      }
+      shift[0] = shift[1] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      const int r = i / 2 % 2;
+      s[i] = exp2_fast(fmaf(s[i], scale, -shift[r]));
+      sum[r] += s[i];
+    }
+    return __any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1);
+  }
+
+  // The rows' whole sums, and their natural log-sum-exp.
+  __device__ void finish(float scale, float (&lse)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[r] = quad_sum(sum[r]);
+      lse[r] = sum[r] == 0 ? -kInfinity : (maximum[r] * scale + log2f(sum[r])) * kLn2;
+    }
+  }
+};
+
+}  // namespace qkv::cuda
