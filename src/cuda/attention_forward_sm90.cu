@@ -18,6 +18,7 @@
 #include <string>
 
 #include "cuda/tile/barrier.cuh"
+#include "cuda/tile/finite.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/tma.cuh"
@@ -213,31 +214,8 @@ __device__ void serve(const Params& p, Shared<S>& shared) {
 
 // ---- Warps 1 to 3: values that must not be felt ------------------------------------------------
 
-// A hidden pair has weight 0, but 0 * NaN is NaN, and the product multiplies every pair of its
-// tile. So values that are not finite are taken out of tiles with hidden pairs, before the product;
-// if they are visible to some row, the tile is marked, and `restore_tainted` gives them back to
-// exactly the rows that see them.
-template <class T>
-__device__ bool all_finite(uint4 words) {
-  using Pair = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __nv_bfloat162, __half2>;
-  // x * 0 is NaN for Inf and NaN, and stays so in the sum.
-  const auto pair = [](std::uint32_t word) { return reinterpret_cast<const Pair&>(word); };
-  const std::uint32_t zero_bits = 0;
-  const Pair zero = pair(zero_bits);
-  Pair sum = __hmul2(pair(words.x), zero);
-  sum = __hfma2(pair(words.y), zero, sum);
-  sum = __hfma2(pair(words.z), zero, sum);
-  sum = __hfma2(pair(words.w), zero, sum);
-  return __hbeq2(sum, sum);
-}
-template <class T>
-__device__ std::uint32_t only_finite(std::uint32_t pair) {
-  constexpr std::uint32_t exponent = std::is_same_v<T, __nv_bfloat16> ? 0x7f80 : 0x7c00;
-  if ((pair & exponent) == exponent) pair &= 0xffff0000;
-  if ((pair >> 16 & exponent) == exponent) pair &= 0x0000ffff;
-  return pair;
-}
-
+// Takes values that are not finite out of tiles with hidden pairs, before the product (finite.cuh
+// says why). A tile that had some which a row may see is marked, for `restore_tainted`.
 template <class S>
 __device__ void inspect(Shared<S>& shared) {
   using T = typename S::T;
@@ -263,8 +241,7 @@ __device__ void inspect(Shared<S>& shared) {
       for (int i = 32 * warp + lane; i < Vectors; i += 96) {
         const uint4 found = values[i];
         if (all_finite<T>(found)) continue;
-        values[i] = {only_finite<T>(found.x), only_finite<T>(found.y), only_finite<T>(found.z),
-                     only_finite<T>(found.w)};
+        values[i] = only_finite<T>(found);
         clean = false;
         taint |= i / 8 % S::Keys < seen;
       }
@@ -280,8 +257,8 @@ __device__ void inspect(Shared<S>& shared) {
   }
 }
 
-// Adds what is not finite in V to the rows that see it. A positive weight times NaN or Inf is NaN
-// or Inf, so the weight does not matter. Slow, and never on the path of ordinary values.
+// Adds what is not finite in V to the rows that see it. Slow, and never on the path of ordinary
+// values.
 template <class S, int Count>
 __device__ void restore_tainted(const Params& p, const Work& work, int tile, int row,
                                 float (&o)[Count]) {
@@ -424,7 +401,8 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         }
         const int key0 = tile * S::Keys;
         if (key0 < unmasked.begin || key0 + S::Keys > unmasked.end)
-          hide(s, work.sight, work.row0 + row, key0, -kInfinity);
+          hide(s, {work.sight.of(work.row0 + row), work.sight.of(work.row0 + row + 8)}, key0,
+               -kInfinity);
         return softmax.step(s, p.scale, factor);
       };
       // Values of a tile have come, and are fit for the product.

@@ -22,6 +22,8 @@ struct Sm90Sequence {
   std::int32_t offset = 0;                // query i stands at key position i + offset
 };
 
+inline constexpr int kSm90Tickets = 16384;
+
 struct Sm90Strides {  // in elements; the last axis is contiguous
   std::int64_t batch = 0, head = 0, row = 0;
 };
@@ -46,7 +48,8 @@ struct Sm90Forward {
   const Sm90Sequence* sequences = nullptr;
   Sm90Sequence all_alike;
 
-  // On the device: one zero, which is zero again afterwards. Calls that may overlap need their own.
+  // On the device: kSm90Tickets zeros, which are zeros again afterwards. Calls that may overlap
+  // need their own.
   std::uint32_t* ticket = nullptr;
 };
 

@@ -32,14 +32,13 @@ struct Sight {
   }
 };
 
-// Hides what rows `row` and `row + 8` do not see in accumulators (wgmma.cuh) of keys key0, ...
+// Hides what a thread's two rows do not see in accumulators (wgmma.cuh) of keys key0, ...
 template <int Count>
-__device__ void hide(float (&s)[Count], const Sight& sight, int row, int key0, float hidden) {
+__device__ void hide(float (&s)[Count], const KeyRange (&seen)[2], int key0, float hidden) {
   const int column = key0 + 2 * (threadIdx.x % 4);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const KeyRange seen = sight.of(row + 8 * r);
-    const int begin = seen.begin - column, end = seen.end - column;
+    const int begin = seen[r].begin - column, end = seen[r].end - column;
 #pragma unroll
     for (int i = 0; i < Count; i += 4) {
 #pragma unroll
