@@ -28,23 +28,24 @@ struct BenchOptions {
   std::string shape = "1,12,12,512,512,64", mask = "full", dtype = "f32", target;
   std::int64_t value_size = 0;  // 0 = D
   int repeat = 0;
-  bool no_baseline = false;
+  bool no_baseline = false, why = false;
 };
 
 struct BenchResult {
   Timings ours, baseline;  // baseline is empty when left out
   double peak_gflops = 0;
   double difference = 0;  // between the two results, as a share of the largest value
+  AttentionKernels kernels;
 };
 
 struct Inputs {
   Tensor q, k, v, dout;
 };
 
-Inputs draw_inputs(const BenchCase& bench) {
+Inputs draw_inputs(const BenchCase& bench, Device device) {
   Generator generator(1);
   const auto draw = [&](std::int64_t heads, std::int64_t rows, std::int64_t size) {
-    return generator.normal({bench.batch, heads, rows, size}, 0, 1, bench.dtype);
+    return to(generator.normal({bench.batch, heads, rows, size}, 0, 1, bench.dtype), device);
   };
   Inputs inputs{draw(bench.heads, bench.queries, bench.head_size),
                 draw(bench.key_heads, bench.keys, bench.head_size),
@@ -76,8 +77,31 @@ void check_difference(double apart, DType dtype) {
         apart, allowed, dtype);
 }
 
-BenchResult run_bench(const BenchCase& bench, int repeat, bool with_baseline) {
-  const Inputs in = draw_inputs(bench);
+// What a GPU can do: the product of two large matrices of this dtype, through the same library as
+// the models'.
+double cuda_peak_gflops(DType dtype, Device device) {
+  constexpr std::int64_t kSize = 8192;
+  Generator generator(2);
+  const Tensor a = to(generator.uniform({kSize, kSize}, -1, 1, dtype), device);
+  const Tensor b = to(generator.uniform({kSize, kSize}, -1, 1, dtype), device);
+  Contender product;
+  Tensor y;
+  product.run = [&] {
+    y = matmul(a, b);
+    synchronize(device);
+  };
+  TimingOptions timing;
+  timing.seconds = 0.2;
+  take_turns({&product}, timing);
+  return 2e-6 * std::pow(static_cast<double>(kSize), 3) / product.timings.median();
+}
+
+// A GPU is asked for this many results before it is waited for: it works while it is asked, as in
+// a model.
+constexpr int kQueued = 10;
+
+BenchResult run_bench(const BenchCase& bench, int repeat, bool with_baseline, Device device) {
+  const Inputs in = draw_inputs(bench, device);
   AttentionOptions options;
   options.mask = bench.mask;
   if (bench.statistics) options.statistics = Statistics::all;
@@ -86,7 +110,18 @@ BenchResult run_bench(const BenchCase& bench, int repeat, bool with_baseline) {
   // The result of one run is freed while the next is not timed.
   AttentionForward forward = attention_forward(in.q, in.k, in.v, options), next_forward;
   AttentionGrads grads, next_grads;
-  if (bench.backward) {
+  if (device != kCpu) {
+    ours.run = [&] {
+      for (int i = 0; i < kQueued; ++i) {
+        if (bench.backward) {
+          grads = attention_backward(in.dout, in.q, in.k, in.v, forward, options);
+        } else {
+          next_forward = attention_forward(in.q, in.k, in.v, options);
+        }
+      }
+      synchronize(device);
+    };
+  } else if (bench.backward) {
     ours.run = [&] {
       next_grads = attention_backward(in.dout, in.q, in.k, in.v, forward, options);
     };
@@ -110,7 +145,15 @@ BenchResult run_bench(const BenchCase& bench, int repeat, bool with_baseline) {
   timing.repeat = repeat;
   timing.progress = [&](int done, int total) { progress.update(done, total); };
   take_turns(contenders, timing);
-  BenchResult result{ours.timings, baseline.timings, cpu_peak_gflops(bench.dtype)};
+  if (device != kCpu) {
+    for (double& ms : ours.timings.milliseconds) ms /= kQueued;
+  }
+  BenchResult result;
+  result.ours = ours.timings;
+  result.baseline = baseline.timings;
+  result.peak_gflops =
+      device == kCpu ? cpu_peak_gflops(bench.dtype) : cuda_peak_gflops(bench.dtype, device);
+  result.kernels = attention_kernels(in.q, in.k, in.v, options);
   if (plain && bench.backward) {
     result.difference =
         std::max({difference(grads.dq, plain->dq()), difference(grads.dk, plain->dk()),
@@ -136,7 +179,9 @@ nlohmann::ordered_json report(const BenchOptions& options, const BenchResult& re
       {"mask", options.mask},
       {"backward", b.backward},
       {"statistics", b.statistics},
-      {"target", cpu_target()},
+      {"device", options.common.device},
+      {"target", options.common.device == "cpu" ? cpu_target() : "cuda"},
+      {"kernel", b.backward ? result.kernels.backward : result.kernels.forward},
       {"threads", num_threads()},
       {"runs", result.ours.milliseconds.size()},
       {"ms", result.ours.median()},
@@ -160,9 +205,17 @@ void print_text(const BenchOptions& options, const BenchResult& result) {
   fmt::print("attention {}  B {}  H {}  Hk {}  Sq {}  Sk {}  D {}  Dv {}\n",
              b.backward ? "backward" : "forward", b.batch, b.heads, b.key_heads, b.queries, b.keys,
              b.head_size, b.value_size);
-  fmt::print("{}, mask {}{}, target {}, {} thread{}\n\n", to_string(b.dtype), options.mask,
-             b.statistics ? ", all statistics" : "", cpu_target(), num_threads(),
-             num_threads() == 1 ? "" : "s");
+  fmt::print("{}, mask {}{}, ", to_string(b.dtype), options.mask,
+             b.statistics ? ", all statistics" : "");
+  if (options.common.device == "cpu") {
+    fmt::print("target {}, {} thread{}\n\n", cpu_target(), num_threads(),
+               num_threads() == 1 ? "" : "s");
+  } else {
+    fmt::print("on {}\n\n", options.common.device);
+  }
+  if (options.why) {
+    fmt::print("  kernel      {}\n", b.backward ? result.kernels.backward : result.kernels.forward);
+  }
   const auto line = [&](const char* name, const Timings& timings) {
     fmt::print("  {:<12}{:>10.3f} ms{:>10.1f} GFLOP/s   median of {} runs, fastest {:.3f} ms\n",
                name, timings.median(), gflops(b, timings), timings.milliseconds.size(),
@@ -189,7 +242,11 @@ void print_text(const BenchOptions& options, const BenchResult& result) {
 void run(BenchOptions& options) {
   options.common.apply();
   if (!options.target.empty()) set_cpu_target(options.target);
-  const BenchResult result = run_bench(options.bench, options.repeat, !options.no_baseline);
+  const Device device = options.common.chosen_device();
+  // What it is compared with on the CPU would take all of a GPU's memory; bench/peers_gpu.py has
+  // better company for it.
+  const bool with_baseline = !options.no_baseline && device == kCpu;
+  const BenchResult result = run_bench(options.bench, options.repeat, with_baseline, device);
   if (options.common.json) {
     fmt::print("{}\n", report(options, result).dump(2));
   } else {
@@ -234,6 +291,7 @@ void add_bench(CLI::App& app, Job& job) {
   attention->add_option("--repeat", o->repeat, "Timed runs (default: half a second's worth)")
       ->check(CLI::Range(1, 1000000));
   attention->add_flag("--no-baseline", o->no_baseline, "Leave out the three-step computation");
+  attention->add_flag("--why", o->why, "Tell which kernel ran, and what kept it from a faster one");
   o->common.add_to(*attention);
   attention->callback([&job, o] {
     resolve(*o);

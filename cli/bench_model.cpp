@@ -34,6 +34,7 @@ Tensor draw_ids(std::int64_t batch, std::int64_t count, std::int64_t vocabulary)
 std::unique_ptr<Model> open_model(const BenchModelOptions& o) {
   if (std::filesystem::is_directory(o.model)) {
     LoadOptions load;
+    load.device = o.common.chosen_device();
     if (!o.dtype.empty()) load.dtype = dtype_from_string(o.dtype);
     return load_model(o.model, load);
   }

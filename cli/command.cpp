@@ -16,7 +16,11 @@ void Common::add_to(CLI::App& command) {
 
 void Common::apply() const {
   if (threads > 0) set_num_threads(threads);
-  if (device == "cuda") backend({DeviceType::cuda, 0});
+  backend(chosen_device());
+}
+
+Device Common::chosen_device() const {
+  return {device == "cuda" ? DeviceType::cuda : DeviceType::cpu, 0};
 }
 
 std::string examples(const std::string& first, const std::string& second) {

@@ -6,6 +6,8 @@
 #include <functional>
 #include <string>
 
+#include "qkv/device.h"
+
 namespace qkv::cli {
 
 using Job = std::function<void()>;  // throws Error when it fails
@@ -25,6 +27,7 @@ struct Common {
 
   void add_to(CLI::App& command);
   void apply() const;  // sets the number of threads; Error when the device is not to be had
+  Device chosen_device() const;
 };
 
 // Shown at the end of a command's --help.

@@ -28,7 +28,7 @@ void run_verify(const VerifyOptions& options) {
   for (const std::string& folder : options.folders) {
     VerifyReport report;
     try {
-      report = verify_model(folder, dtype);
+      report = verify_model(folder, dtype, options.common.chosen_device());
     } catch (const Error& error) {
       report.fail("error", folder, error.what());
     }

@@ -32,9 +32,9 @@ std::vector<Ids> rows_of(const Tensor& ids) {
 
 class Verification {
  public:
-  Verification(const std::string& folder, std::optional<DType> dtype)
+  Verification(const std::string& folder, std::optional<DType> dtype, Device device)
       : dtype_(dtype),
-        model_(load_model(folder, {.dtype = dtype})),
+        model_(load_model(folder, {.dtype = dtype, .device = device})),
         expected_(
             Checkpoint::open((std::filesystem::path(folder) / "expected.safetensors").string())) {
     for (const std::string& name : expected_.names()) left_.insert(name);
@@ -262,8 +262,8 @@ class Verification {
 
 }  // namespace
 
-VerifyReport verify_model(const std::string& folder, std::optional<DType> dtype) {
-  return Verification(folder, dtype).run();
+VerifyReport verify_model(const std::string& folder, std::optional<DType> dtype, Device device) {
+  return Verification(folder, dtype, device).run();
 }
 
 }  // namespace qkv::cli

@@ -9,6 +9,6 @@
 
 namespace qkv::cli {
 
-VerifyReport verify_model(const std::string& folder, std::optional<DType> dtype);
+VerifyReport verify_model(const std::string& folder, std::optional<DType> dtype, Device device);
 
 }  // namespace qkv::cli

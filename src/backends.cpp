@@ -10,4 +10,6 @@ Backend& backend(Device device) {
   return device.type == DeviceType::cpu ? cpu_backend() : cuda_backend(device.index);
 }
 
+void synchronize(Device device) { backend(device).synchronize(); }
+
 }  // namespace qkv

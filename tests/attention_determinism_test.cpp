@@ -112,12 +112,12 @@ TEST_P(AttentionDeterminism, Weights) {
     const KeepSettings keep;
     set_num_threads(1);
     const WeightsSelection pooled{.pool_rows = 16, .pool_keys = 16};
-    const Tensor first = attention_weights(in.q, in.k, in.options);
-    const Tensor blocks = attention_weights(in.q, in.k, in.options, pooled);
+    const Tensor first = run_weights(in);
+    const Tensor blocks = run_weights(in, pooled);
     for (const int threads : {2, 3, 8}) {
       set_num_threads(threads);
-      expect_same_bits("weights", first, attention_weights(in.q, in.k, in.options));
-      expect_same_bits("blocks", blocks, attention_weights(in.q, in.k, in.options, pooled));
+      expect_same_bits("weights", first, run_weights(in));
+      expect_same_bits("blocks", blocks, run_weights(in, pooled));
     }
   });
 }

@@ -106,9 +106,9 @@ TEST_P(AttentionStatisticsOf, DoNotChangeTheResult) {
                      to_string(GetParam()));
         for_each_target([&] {
           in.options.statistics = Statistics::none;
-          const AttentionForward off = attention_forward(in.q, in.k, in.v, in.options);
+          const AttentionForward off = run_attention(in, Pass::forward).forward;
           in.options.statistics = Statistics::all;
-          const AttentionForward on = attention_forward(in.q, in.k, in.v, in.options);
+          const AttentionForward on = run_attention(in, Pass::forward).forward;
           expect_same_bits("out", on.out, off.out);
           expect_same_bits("lse", on.lse, off.lse);
         });
@@ -123,7 +123,7 @@ TEST_P(AttentionStatisticsOf, Agree) {
       {.queries = 60, .keys = 90, .head_size = 32, .causal = true, .statistics = Statistics::all},
       GetParam());
   for_each_target([&] {
-    const AttentionForward f = attention_forward(in.q, in.k, in.v, in.options);
+    const AttentionForward f = run_attention(in, Pass::forward).forward;
     double received = 0;
     for (const double x : values_of(f.statistics.received)) received += x;
     EXPECT_NEAR(received, 2 * 2 * 60, 1e-3);  // every row gives away exactly 1

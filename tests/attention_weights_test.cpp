@@ -68,7 +68,7 @@ void check_weights(const AttentionCase& c, DType dtype) {
     for (std::size_t n = 0; n < std::size(selections); ++n) {
       SCOPED_TRACE("selection " + std::to_string(n));
       const std::vector<double> expected = selected<double>(exact.weights, c, selections[n]);
-      const Tensor ours = attention_weights(in.q, in.k, in.options, selections[n]);
+      const Tensor ours = run_weights(in, selections[n]);
       EXPECT_EQ(ours.dtype(), DType::f32);
       expect_close("weights", ours, expected,
                    limit_of(expected, selected<float>(plain.weights, c, selections[n])));
@@ -128,9 +128,9 @@ TEST(AttentionWeightsBefore, Dropout) {
   AttentionInputs in = make_inputs({.queries = 9, .keys = 33}, DType::f32);
   for_each_target([&] {
     in.options.dropout = 0;
-    const Tensor without = attention_weights(in.q, in.k, in.options);
+    const Tensor without = run_weights(in);
     in.options.dropout = 0.5f;
-    expect_same_bits("weights", attention_weights(in.q, in.k, in.options), without);
+    expect_same_bits("weights", run_weights(in), without);
   });
 }
 

@@ -121,28 +121,27 @@ TEST_P(Ops, AgreeOnCpuAndCuda) {
   } catch (const Error& error) {
     GTEST_SKIP() << error.what();
   }
-  const auto moved = [](const Tensor& x, Device device) {
-    Tensor y = Tensor::empty(x.shape(), {x.dtype(), device});
-    backend(Device{DeviceType::cuda, 0}).copy(x, y);
-    return y;
-  };
   const OpRow& row = GetParam();
-  for (const Shapes& shapes : row.shapes) {
+  std::vector<Shapes> all = row.shapes;
+  all.push_back(row.large);
+  for (const Shapes& shapes : all) {
     for (const DType dtype : kFloatTypes) {
-      const OpInputs in = make_op_inputs(row, shapes, dtype, Strides::row_major);
-      const Arrays expected = row.reference(in.arrays, rounding_of(dtype));
-      Tensors there;
-      for (const Tensor& x : in.tensors) there.push_back(moved(x, cuda));
-      const OpGradients got = run_with_tape(row, there), want = run_with_tape(row, in.tensors);
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        ASSERT_EQ(compare_output(row, moved(got.outputs[i], kCpu), expected[i]), "")
-            << "output " << i << ": " << describe(shapes, dtype, Strides::row_major);
-      }
-      for (std::size_t i = 0; i < want.gradients.size(); ++i) {
-        Array gradient(want.gradients[i].shape());
-        gradient.values = values_of(want.gradients[i]);
-        ASSERT_EQ(compare_gradient(moved(got.gradients[i], kCpu), gradient, dtype, row.terms), "")
-            << "input " << i << ": " << describe(shapes, dtype, Strides::row_major);
+      for (const Strides strides : kStrides) {
+        const OpInputs in = make_op_inputs(row, shapes, dtype, strides);
+        const Arrays expected = row.reference(in.arrays, rounding_of(dtype));
+        Tensors there;
+        for (const Tensor& x : in.tensors) there.push_back(on_device(x, cuda));
+        const OpGradients got = run_with_tape(row, there), want = run_with_tape(row, in.tensors);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          ASSERT_EQ(compare_output(row, got.outputs[i], expected[i]), "")
+              << "output " << i << ": " << describe(shapes, dtype, strides);
+        }
+        for (std::size_t i = 0; i < want.gradients.size(); ++i) {
+          Array gradient(want.gradients[i].shape());
+          gradient.values = values_of(want.gradients[i]);
+          ASSERT_EQ(compare_gradient(got.gradients[i], gradient, dtype, row.terms), "")
+              << "input " << i << ": " << describe(shapes, dtype, strides);
+        }
       }
     }
   }

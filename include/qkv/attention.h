@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "qkv/tensor.h"
@@ -144,6 +145,13 @@ AttentionForward attention_forward(const Tensor& q, const Tensor& k, const Tenso
 AttentionGrads attention_backward(const AttentionOutputGrads& grads, const Tensor& q,
                                   const Tensor& k, const Tensor& v, const AttentionForward& forward,
                                   const AttentionOptions& options = {});
+
+// Which kernel would run, and what keeps the call from a faster one: "general: has a bias".
+struct AttentionKernels {
+  std::string forward, backward;
+};
+AttentionKernels attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const AttentionOptions& options = {});
 
 // What attention_weights writes. Everything by default; choose before looking at a long input.
 struct WeightsSelection {

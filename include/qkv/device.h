@@ -20,4 +20,8 @@ inline constexpr Device kCpu{};
 // "cpu", "cuda:0"
 std::string to_string(Device device);
 
+// Waits until everything that was asked of the device is done: for whoever times it. Results need
+// no waiting for.
+void synchronize(Device device);
+
 }  // namespace qkv

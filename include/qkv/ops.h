@@ -24,6 +24,7 @@ Tensor expand(const Tensor& x, const Shape& shape);
 
 Tensor contiguous(const Tensor& x);
 Tensor to(const Tensor& x, DType dtype);
+Tensor to(const Tensor& x, Device device);  // x itself when it is there already
 Tensor concat(const std::vector<Tensor>& parts, int axis);
 
 // Element by element, with broadcasting; b is converted to the dtype of a.

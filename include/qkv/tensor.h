@@ -132,7 +132,7 @@ class Tensor {
   }
   void* raw() const;
 
-  // All elements in row-major order, whatever the strides (CPU tensors only).
+  // All elements in row-major order, whatever the strides; waits for the device if it is another.
   template <class T>
   std::vector<T> to_vector() const {
     require_dtype(dtype_of<T>);

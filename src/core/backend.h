@@ -15,6 +15,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
+  virtual void synchronize() {}
   // Throws Error when there is not enough memory. The bytes are 64-byte aligned.
   virtual std::shared_ptr<Storage> allocate(std::size_t bytes) = 0;
   virtual void fill(Tensor& x, double value) = 0;
@@ -63,6 +64,8 @@ class Backend {
                                   const AttentionBackward& tensors) = 0;
   virtual void attention_weights(const AttentionProblem& problem,
                                  const AttentionWeights& wanted) = 0;
+  virtual AttentionKernels attention_kernels(const AttentionProblem& problem,
+                                             const AttentionOptions& options) = 0;
 };
 
 // The backend of a device, made on first use; Error when this build or machine has none.

@@ -73,13 +73,14 @@ struct CrossEntropyProblem {
   Tensor targets;  // i64 [rows] contiguous; ignore_index or 0 .. V-1
   std::int64_t ignore_index = -100;
   float label_smoothing = 0, z_loss = 0;
-  Tensor lse;   // f32 [rows]
-  Tensor loss;  // f32 []: the mean over the targets that count (NaN when none does)
+  Tensor lse;    // f32 [rows]
+  Tensor loss;   // f32 []: the mean over the targets that count (NaN when none does)
+  Tensor count;  // f32 []: of these targets
 };
 struct CrossEntropyBackward {
   const CrossEntropyProblem* forward = nullptr;
-  float dloss = 0;  // already divided by the count of targets
-  Tensor dlogits;   // like logits
+  Tensor dloss;    // f32 []
+  Tensor dlogits;  // like logits
 };
 
 // One step of AdamW on one parameter; all contiguous, of one size.

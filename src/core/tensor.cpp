@@ -195,9 +195,8 @@ void Tensor::require_dtype(DType dtype) const {
 
 void Tensor::copy_to(void* destination) const {
   if (numel() == 0) return;
-  check(device() == kCpu, "to_vector: the tensor is on {}, copy it to the CPU first", device());
   Tensor target = wrap(destination, shape_, dtype_);
-  backend(kCpu).copy(*this, target);
+  backend(device()).copy(*this, target);
 }
 
 }  // namespace qkv

@@ -192,6 +192,11 @@ class Forward {
 
 }  // namespace
 
+AttentionKernels attention_kernels(const AttentionProblem& problem) {
+  const std::string name = attention_engine(problem.q.dtype()).name;
+  return {is_decode(problem) ? "decode" : name, attention_engine(DType::f32).name};
+}
+
 void attention_forward(const AttentionProblem& problem, const AttentionResults& results) {
   static_cast<void>(native_bf16_engine());  // settles the CPU target
   if (is_decode(problem)) return attention_decode(problem, results);

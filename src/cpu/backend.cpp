@@ -90,6 +90,10 @@ class CpuBackend final : public Backend {
   void attention_weights(const AttentionProblem& problem, const AttentionWeights& wanted) override {
     cpu::attention_weights(problem, wanted);
   }
+  AttentionKernels attention_kernels(const AttentionProblem& problem,
+                                     const AttentionOptions&) override {
+    return cpu::attention_kernels(problem);
+  }
 };
 
 }  // namespace

@@ -53,38 +53,40 @@ void cross_entropy_kernel(const CrossEntropyProblem& p) {
     ++count;
   }
   *p.loss.data<float>() = static_cast<float>(sum / static_cast<double>(count));
+  *p.count.data<float>() = static_cast<float>(count);
 }
 
 // dx = dloss (p (1 + 2 z lse) - wanted), where wanted is spread evenly but for the target.
 template <class T>
-void backward_row(const CrossEntropyBackward& b, const T* x, T* dx, std::int64_t r) {
-  const CrossEntropyProblem& p = *b.forward;
+void backward_row(const CrossEntropyProblem& p, float dloss, const T* x, T* dx, std::int64_t r) {
   const std::int64_t classes = p.logits.size(-1), target = p.targets.data<std::int64_t>()[r];
   if (target == p.ignore_index) {
     std::fill_n(dx, classes, T(0.0f));
     return;
   }
   const F32 d;
-  const float lse = p.lse.data<float>()[r], slope = b.dloss * (1 + 2 * p.z_loss * lse);
-  const float even = b.dloss * p.label_smoothing / static_cast<float>(classes);
+  const float lse = p.lse.data<float>()[r], slope = dloss * (1 + 2 * p.z_loss * lse);
+  const float even = dloss * p.label_smoothing / static_cast<float>(classes);
   const VecF32 top = hn::Set(d, lse), factor = hn::Set(d, slope), wanted = hn::Set(d, even);
   for_lanes(classes, [&](std::int64_t i, std::int64_t n) QKV_LANES_BODY {
     const VecF32 e = exp_below(load_lanes(x + i, n), top);
     store_lanes(hn::Sub(hn::Mul(e, factor), wanted), dx + i, n);
   });
   const float probability = std::exp(static_cast<float>(x[target]) - lse);
-  dx[target] = T(probability * slope - even - b.dloss * (1 - p.label_smoothing));
+  dx[target] = T(probability * slope - even - dloss * (1 - p.label_smoothing));
 }
 
 void cross_entropy_backward_kernel(const CrossEntropyBackward& b) {
-  const Tensor& logits = b.forward->logits;
+  const CrossEntropyProblem& p = *b.forward;
+  const Tensor& logits = p.logits;
   const std::int64_t classes = logits.size(-1);
+  const float dloss = *b.dloss.data<float>() / *p.count.data<float>();  // without any, not used
   dispatch_float(logits.dtype(), [&]<class T>() {
     const T* x = logits.data<T>();
     T* dx = b.dlogits.data<T>();
     for_each_rows(logits.numel() / classes, classes, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
-        backward_row(b, x + r * classes, dx + r * classes, r);
+        backward_row(p, dloss, x + r * classes, dx + r * classes, r);
       }
     });
   });

@@ -31,6 +31,7 @@ void cross_entropy_backward(const CrossEntropyBackward& problem);
 void adamw(const AdamWProblem& problem);
 void softmax(const Tensor& x, Tensor& y);
 void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx);
+AttentionKernels attention_kernels(const AttentionProblem& problem);
 void attention_forward(const AttentionProblem& problem, const AttentionResults& results);
 void attention_backward(const AttentionProblem& problem, const AttentionBackward& tensors);
 void attention_weights(const AttentionProblem& problem, const AttentionWeights& wanted);

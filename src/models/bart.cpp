@@ -66,7 +66,7 @@ struct BartSide final : nn::Module {
       for (std::int64_t i = 0; i < length; ++i) at[i] = past + i + 2;  // two rows are reserved
       x = add(x, positions(Tensor::from(at, {length})));
     } else {
-      x = add(x, sinusoids.rows(past, length));
+      x = add(x, to(sinusoids.rows(past, length), x.device()));
     }
     return embedding_norm ? norm(x) : x;
   }

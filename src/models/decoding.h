@@ -24,6 +24,8 @@ class Decoding {
   std::int64_t steps() const { return steps_; }
 
  private:
+  Tensor logits_of(const ModelInput& input);
+
   const Model& model_;
   nn::KvCache cache_;
   ModelInput first_;

@@ -71,18 +71,21 @@ Decoding::Decoding(const Model& model, const std::vector<std::vector<std::int64_
 }
 
 Tensor Decoding::start() {
-  const ModelContext context{.cache = &cache_, .last_logits_only = true};
-  if (model_.info().kind == ModelKind::decoder) return model_(first_, context).logits;
+  if (model_.info().kind == ModelKind::decoder) return logits_of(first_);
   const std::vector<std::int64_t> begin(static_cast<std::size_t>(first_.ids.size(0)),
                                         model_.info().decoder_start_id);
   return step(begin);
 }
 
 Tensor Decoding::step(const std::vector<std::int64_t>& tokens) {
-  const ModelContext context{.cache = &cache_, .last_logits_only = true};
   const Tensor ids = Tensor::from(tokens, {static_cast<std::int64_t>(tokens.size()), 1});
-  if (model_.info().kind == ModelKind::decoder) return model_({.ids = ids}, context).logits;
-  return model_({.mask = first_.mask, .decoder_ids = ids, .memory = memory_}, context).logits;
+  if (model_.info().kind == ModelKind::decoder) return logits_of({.ids = ids});
+  return logits_of({.mask = first_.mask, .decoder_ids = ids, .memory = memory_});
+}
+
+// On the CPU, where tokens are chosen.
+Tensor Decoding::logits_of(const ModelInput& input) {
+  return to(model_(input, {.cache = &cache_, .last_logits_only = true}).logits, kCpu);
 }
 
 void Decoding::reorder(const std::vector<std::int64_t>& rows) {

@@ -59,7 +59,7 @@ void load_parameters(Model& model, const Checkpoint& checkpoint, const std::stri
           fmt::format("{} is {} {}, expected {}", name, stored.dtype(), stored.shape(), shape));
       return;
     }
-    parameter = options.dtype ? to(stored, *options.dtype) : stored;
+    parameter = to(options.dtype ? to(stored, *options.dtype) : stored, options.device);
     if (options.writable && parameter.is_read_only()) {
       Tensor copy = Tensor::empty(shape, {parameter.dtype()});
       backend(kCpu).copy(parameter, copy);
@@ -119,7 +119,7 @@ void save_model(Model& model, const std::string& folder) {
   check(!error, "{}: cannot be made a folder: {}", folder, error.message());
   std::vector<std::pair<std::string, Tensor>> tensors;
   model.visit(nn::Visitor([&](const std::string& name, Tensor& parameter, const Shape&) {
-    tensors.emplace_back(name, parameter);
+    tensors.emplace_back(name, to(parameter, kCpu));
   }));
   const std::filesystem::path base(folder);
   save_checkpoint((base / "model.safetensors").string(), tensors);

@@ -134,7 +134,7 @@ Tensor mean_embedding(const Tensor& hidden, const Tensor& mask) {
   if (mask.defined()) {
     check(mask.rank() == 2 && mask.size(0) == batch && mask.size(1) == length,
           "mean_embedding: mask must be [{}, {}], got {}", batch, length, mask.shape());
-    const Tensor visible = to(to(mask, DType::boolean), DType::f32);
+    const Tensor visible = to(to(to(mask, DType::boolean), DType::f32), hidden.device());
     total = sum(mul(hidden, reshape(visible, {batch, length, 1})), {1});
   } else {
     total = sum(hidden, {1});

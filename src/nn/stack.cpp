@@ -2,6 +2,24 @@
 #include "qkv/nn.h"
 
 namespace qkv::nn {
+namespace {
+
+// Masks and angles are made on the CPU; here they go once to where all layers want them. `tables`
+// holds what the result points to.
+AttentionCall on_device(const AttentionCall& call, Device device, RotaryTables& tables) {
+  AttentionCall moved = call;
+  for (Tensor* t : {&moved.mask.allowed_pairs, &moved.mask.global_positions, &moved.global,
+                    &moved.visible, &moved.bias.values, &moved.bias.slopes}) {
+    if (t->defined()) *t = to(*t, device);
+  }
+  if (call.rotary != nullptr) {
+    tables = {to(call.rotary->cos, device), to(call.rotary->sin, device)};
+    moved.rotary = &tables;
+  }
+  return moved;
+}
+
+}  // namespace
 
 Layer::Layer(const LayerConfig& config)
     : config_(config),
@@ -64,7 +82,9 @@ void Stack::visit(const Visitor& visitor) {
 
 Tensor Stack::operator()(const Tensor& x, const AttentionCall& call,
                          const AttentionCall& cross) const {
-  AttentionCall self = call, other = cross;
+  RotaryTables tables;
+  AttentionCall self = on_device(call, x.device(), tables);
+  AttentionCall other = on_device(cross, x.device(), tables);
   const auto total = [](const Stream& s) {
     return s.branch.defined() ? qkv::add(s.sum, s.branch) : s.sum;
   };

@@ -170,6 +170,12 @@ AttentionGrads attention_backward(const AttentionOutputGrads& grads, const Tenso
   return result;
 }
 
+AttentionKernels attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const AttentionOptions& options) {
+  return backend(q.device())
+      .attention_kernels(check_attention("attention_kernels", q, k, &v, options), options);
+}
+
 Tensor attention_weights(const Tensor& q, const Tensor& k, const AttentionOptions& options,
                          const WeightsSelection& selection) {
   const AttentionProblem problem = check_attention("attention_weights", q, k, nullptr, options);

@@ -28,23 +28,24 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
   problem.ignore_index = options.ignore_index;
   problem.label_smoothing = static_cast<float>(options.label_smoothing);
   problem.z_loss = static_cast<float>(options.z_loss);
-  std::int64_t count = 0;
-  for (const std::int64_t target : problem.targets.to_vector<std::int64_t>()) {
-    if (target == options.ignore_index) continue;
-    check(target >= 0 && target < classes,
-          "cross_entropy: target {} is not one of {} classes, nor the ignored {}", target, classes,
-          options.ignore_index);
-    ++count;
+  // On another device a wrong target is known too late to be refused: its loss is NaN.
+  if (problem.targets.device() == kCpu) {
+    for (const std::int64_t target : problem.targets.to_vector<std::int64_t>()) {
+      check(target == options.ignore_index || (target >= 0 && target < classes),
+            "cross_entropy: target {} is not one of {} classes, nor the ignored {}", target,
+            classes, options.ignore_index);
+    }
   }
+  problem.targets = to(problem.targets, logits.device());
   problem.lse = Tensor::empty({rows}, {DType::f32, logits.device()});
   problem.loss = Tensor::empty({}, {DType::f32, logits.device()});
+  problem.count = Tensor::empty({}, {DType::f32, logits.device()});
   backend(logits.device()).cross_entropy(problem);
   return Tape::record(
-      "cross_entropy", {problem.logits}, problem.loss, [problem, count](const Tensor& dloss) {
+      "cross_entropy", {problem.logits}, problem.loss, [problem](const Tensor& dloss) {
         CrossEntropyBackward backward;
         backward.forward = &problem;
-        backward.dloss =
-            count > 0 ? to(dloss, DType::f32).to_vector<float>()[0] / static_cast<float>(count) : 0;
+        backward.dloss = to(dloss, DType::f32);
         backward.dlogits = Tensor::empty(problem.logits.shape(),
                                          {problem.logits.dtype(), problem.logits.device()});
         backend(problem.logits.device()).cross_entropy_backward(backward);

@@ -12,7 +12,8 @@ Tensor embedding(const Tensor& ids, const Tensor& table, std::int64_t padding) {
         "embedding: ids must be i32 or i64, got {} {}", ids.dtype(), ids.shape());
   check(is_floating(table.dtype()) && table.rank() == 2,
         "embedding: table must be floating point [V, D], got {} {}", table.dtype(), table.shape());
-  const Tensor rows = reshape(contiguous(to(ids, DType::i64)), {ids.numel()});
+  Tensor rows = reshape(contiguous(to(ids, DType::i64)), {ids.numel()});
+  // On another device a wrong id is known too late to be refused: it gives NaN.
   if (rows.device() == kCpu) {
     const auto* id = rows.data<std::int64_t>();
     for (std::int64_t i = 0; i < rows.numel(); ++i) {
@@ -21,6 +22,7 @@ Tensor embedding(const Tensor& ids, const Tensor& table, std::int64_t padding) {
             table.size(0));
     }
   }
+  rows = to(rows, table.device());
   std::vector<std::int64_t> extents(ids.shape().extents().begin(), ids.shape().extents().end());
   extents.push_back(table.size(1));
   const Tensor source = contiguous(table);

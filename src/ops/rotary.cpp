@@ -32,8 +32,8 @@ Tensor rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interl
             cos.size(-2) == x.size(2) && 2 * cos.size(-1) <= x.size(3),
         "rotary: cos and sin must be [S, R/2] or [B, S, R/2] with R <= D to fit x {}, got {}",
         x.shape(), cos.shape());
-  const auto table = [](const Tensor& t) {
-    const Tensor c = contiguous(t);
+  const auto table = [&](const Tensor& t) {
+    const Tensor c = contiguous(to(t, x.device()));
     return reshape(c, {c.rank() == 3 ? c.size(0) : 1, c.size(-2), c.size(-1)});
   };
   const Tensor c = table(cos), s = table(sin);

@@ -177,6 +177,17 @@ Tensor to(const Tensor& x, DType dtype) {
   });
 }
 
+Tensor to(const Tensor& x, Device device) {
+  check_defined("to", "x", x);
+  if (x.device() == device) return x;
+  Tensor y = Tensor::empty(x.shape(), {x.dtype(), device});
+  // The CPU does not know the others; they know it.
+  if (x.numel() > 0) backend(device == kCpu ? x.device() : device).copy(x, y);
+  return Tape::record("to", {x}, y, [before = x.device()](const Tensor& dy) {
+    return std::vector{to(dy, before)};
+  });
+}
+
 Tensor concat(const std::vector<Tensor>& parts, int axis) {
   check(!parts.empty(), "concat: needs at least one tensor");
   for (std::size_t i = 0; i < parts.size(); ++i) {

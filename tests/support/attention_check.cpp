@@ -4,8 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 
+#include "core/backend.h"
+#include "qkv/error.h"
+#include "qkv/ops.h"
 #include "support/values.h"
 
 namespace qkv::test {
@@ -27,6 +31,19 @@ bool same_class(double ours, double exact) {
   if (std::isnan(exact)) return std::isnan(ours);
   if (std::isinf(exact)) return ours == exact;
   return std::isfinite(ours);
+}
+
+Device the_device = kCpu;
+
+AttentionInputs moved(const AttentionInputs& in, Device device) {
+  AttentionInputs there = in;
+  AttentionOptions& o = there.options;
+  for (Tensor* t : {&there.q, &there.k, &there.v, &there.dout, &there.dlse, &there.dentropy,
+                    &o.mask.allowed_pairs, &o.mask.global_positions, &o.bias.values, &o.bias.slopes,
+                    &o.bias.table, &o.sinks}) {
+    *t = on_device(*t, device);
+  }
+  return there;
 }
 
 using Member = std::vector<double> ReferenceResult::*;
@@ -235,7 +252,29 @@ void expect_same_bits(const std::string& what, const Tensor& a, const Tensor& b)
   ADD_FAILURE() << what << ": the bits differ (a zero's sign or a NaN's payload)";
 }
 
-AttentionRun run_attention(const AttentionInputs& in, Pass pass) {
+Device test_device() { return the_device; }
+void set_test_device(Device device) { the_device = device; }
+
+bool tests_run_on(DeviceType type) {
+  static const std::string wanted = [] {
+    const char* name = std::getenv("QKV_TEST_DEVICE");
+    return std::string(name != nullptr ? name : "");
+  }();
+  if (type == DeviceType::cpu) return wanted != "cuda";
+  if (wanted == "cpu") return false;
+  static const bool has_cuda = [] {
+    try {
+      backend({DeviceType::cuda, 0});
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }();
+  return has_cuda;
+}
+
+AttentionRun run_attention(const AttentionInputs& given, Pass pass) {
+  const AttentionInputs in = test_device() == kCpu ? given : moved(given, test_device());
   AttentionRun run;
   run.forward = attention_forward(in.q, in.k, in.v, in.options);
   if (pass == Pass::both) {
@@ -243,6 +282,11 @@ AttentionRun run_attention(const AttentionInputs& in, Pass pass) {
                                    in.options);
   }
   return run;
+}
+
+Tensor run_weights(const AttentionInputs& given, const WeightsSelection& selection) {
+  const AttentionInputs in = test_device() == kCpu ? given : moved(given, test_device());
+  return attention_weights(in.q, in.k, in.options, selection);
 }
 
 void expect_same_bits(const AttentionRun& a, const AttentionRun& b) {

@@ -32,16 +32,32 @@ class KeepSettings {
   int threads_;
 };
 
-// Calls body() with each target in use, one after the other; failures name the target.
+// Where run_attention runs. QKV_TEST_DEVICE = cpu or cuda keeps tests to one device; else they run
+// on all that the machine has.
+Device test_device();
+void set_test_device(Device device);
+bool tests_run_on(DeviceType type);
+
+// Calls body() with each target in use, and on the GPU if there is one; failures name the target.
 template <class F>
 void for_each_target(F&& body) {
   const KeepSettings keep;
-  for (const std::string& target : cpu_targets()) {
-    set_cpu_target(target);
-    SCOPED_TRACE("target " + target);
-    body();
-    if (::testing::Test::HasFatalFailure()) return;
+  if (tests_run_on(DeviceType::cpu)) {
+    for (const std::string& target : cpu_targets()) {
+      set_cpu_target(target);
+      SCOPED_TRACE("target " + target);
+      body();
+      if (::testing::Test::HasFatalFailure()) return;
+    }
   }
+  if (!tests_run_on(DeviceType::cuda)) {
+    if (!tests_run_on(DeviceType::cpu)) GTEST_SKIP() << "there is no CUDA device";
+    return;
+  }
+  set_test_device({DeviceType::cuda, 0});
+  SCOPED_TRACE("on the GPU");
+  body();
+  set_test_device(kCpu);
 }
 
 // The rule: max |ours - exact| <= 2 * max |plain - exact| + 1e-6.
@@ -59,6 +75,7 @@ struct AttentionRun {
 };
 enum class Pass : std::uint8_t { forward, both };
 AttentionRun run_attention(const AttentionInputs& in, Pass pass = Pass::both);
+Tensor run_weights(const AttentionInputs& in, const WeightsSelection& selection = {});
 void expect_same_bits(const AttentionRun& a, const AttentionRun& b);
 
 // Computes the reference once and compares each target with it: out, lse, the statistics asked

@@ -61,10 +61,10 @@ double loss_of(const OpRow& row, const Arrays& inputs, const Arrays& dys) {
   return loss;
 }
 
-Tensor dy_like(const Shape& shape, DType dtype, std::size_t output) {
+Tensor dy_like(const Shape& shape, DType dtype, std::size_t output, Device device = kCpu) {
   // Numbers that every dtype holds, so that one draw serves them all.
   Generator random(77 + output);
-  return to(random.normal(shape, 0, 1, DType::bf16), dtype);
+  return to(to(random.normal(shape, 0, 1, DType::bf16), dtype), device);
 }
 
 Array array_of(const Tensor& x) {
@@ -130,12 +130,13 @@ OpGradients run_with_tape(const OpRow& row, const Tensors& inputs) {
   if (result.outputs.size() == 1) {
     const Tensor& y = result.outputs[0];
     if (tape.size() == 0) return result;  // the operator had nothing to do
-    gradients = tape.backward(y, dy_like(y.shape(), y.dtype(), 0));
+    gradients = tape.backward(y, dy_like(y.shape(), y.dtype(), 0, y.device()));
   } else {
     Tensor loss;
     for (std::size_t k = 0; k < result.outputs.size(); ++k) {
       const Tensor& y = result.outputs[k];
-      const Tensor term = sum(to(mul(y, dy_like(y.shape(), y.dtype(), k)), DType::f32));
+      const Tensor dy = dy_like(y.shape(), y.dtype(), k, y.device());
+      const Tensor term = sum(to(mul(y, dy), DType::f32));
       loss = k == 0 ? term : add(loss, term);
     }
     gradients = tape.backward(loss);

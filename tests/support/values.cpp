@@ -25,10 +25,22 @@ std::vector<double> values_of(const Tensor& x) {
 
 std::vector<std::uint8_t> bytes_of(const Tensor& x) {
   if (!x.defined()) return {};
-  const Tensor rows = contiguous(x);
+  const Tensor rows = to(contiguous(x), kCpu);
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(x.numel()) * size_of(x.dtype()));
   if (!bytes.empty()) std::memcpy(bytes.data(), rows.raw(), bytes.size());
   return bytes;
+}
+
+Tensor on_device(const Tensor& x, Device device) {
+  if (!x.defined() || x.numel() == 0) return x.defined() ? to(x, device) : x;
+  std::int64_t last = 0;
+  std::vector<std::int64_t> strides;
+  for (int axis = 0; axis < x.rank(); ++axis) {
+    strides.push_back(x.stride(axis));
+    last += (x.size(axis) - 1) * x.stride(axis);
+  }
+  const Tensor run = to(Tensor::wrap(x.raw(), {last + 1}, x.dtype()), device);
+  return run.view(x.shape(), strides, 0);
 }
 
 }  // namespace qkv::test

@@ -87,6 +87,8 @@ struct LoadOptions {
   std::optional<DType> dtype{};
   // Copies the weights into memory, so that an optimiser may change them. Else they stay mapped.
   bool writable = false;
+  // Where the weights go, and with them all that the model computes.
+  Device device{};
 };
 // Reads config.json and model.safetensors (or the shards of model.safetensors.index.json) of a
 // folder. Everything missing, unexpected or of the wrong shape is listed in one Error.

@@ -1,0 +1,198 @@
+// A call of attention becomes a job; which kernels run it is decided here.
+#include "cuda/attention.h"
+#include "cuda/attention_hopper.h"
+
+#include <cstring>
+#include <limits>
+
+namespace qkv {
+namespace cuda {
+namespace {
+
+// What a job points to on the device must live until its kernels are queued.
+struct PreparedJob {
+  AttentionJob job;
+  AttentionGrid grid;
+  Tensor sequences, buckets;
+};
+
+template <class T>
+std::span<const std::byte> bytes_of(const std::vector<T>& values) {
+  return std::as_bytes(std::span(values));
+}
+
+int narrow(std::int64_t value) {
+  if (value > std::numeric_limits<int>::max()) {
+    throw Error("attention: " + std::to_string(value) + " rows are too many for a CUDA device");
+  }
+  return static_cast<int>(value);
+}
+
+PreparedJob prepare(CudaBackend& backend, const AttentionProblem& p) {
+  PreparedJob prepared;
+  AttentionJob& job = prepared.job;
+  AttentionGrid& grid = prepared.grid;
+  job.q = rows_of(p.q);
+  job.k = rows_of(p.k);
+  if (p.v.defined()) job.v = rows_of(p.v);
+  job.heads = static_cast<int>(p.heads);
+  job.group = static_cast<int>(p.group());
+  job.head_size = static_cast<int>(p.head_size);
+  job.value_size = static_cast<int>(p.value_size);
+  job.q_total = p.q.size(2);
+  job.k_total = p.k.size(2);
+  std::vector<Sequence> sequences;
+  std::int64_t farthest = 0;
+  for (const AttentionSequence& s : p.sequences) {
+    sequences.push_back({narrow(s.q_batch), narrow(s.k_batch), narrow(s.q_start), narrow(s.k_start),
+                         narrow(s.q_rows), narrow(s.k_rows), narrow(s.q_seeing),
+                         narrow(s.k_visible), s.offset});
+    grid.longest_q = std::max(grid.longest_q, s.q_rows);
+    grid.longest_k = std::max(grid.longest_k, s.k_rows);
+    farthest = std::max(farthest, s.q_rows + s.k_rows + std::abs(s.offset));
+  }
+  grid.sequences = static_cast<unsigned>(sequences.size());
+  prepared.sequences = backend.upload(bytes_of(sequences));
+  job.sequences = static_cast<const Sequence*>(prepared.sequences.raw());
+
+  job.scale = p.scale;
+  job.softcap = p.softcap;
+  job.causal = p.causal;
+  job.left = p.left;
+  job.right = p.right;
+  if (p.allowed.defined()) job.allowed = rows_of(p.allowed);
+  if (p.global_positions.defined()) {
+    job.global_positions = pointer<const bool>(p.global_positions);
+    job.global_batch = p.global_positions.stride(0);
+    job.global_key = p.global_positions.stride(1);
+  }
+  if (p.bias.defined()) {
+    job.bias = rows_of(p.bias);
+    job.bias_dtype = p.bias.dtype();
+  }
+  if (p.slopes.defined()) {
+    job.slopes = pointer<const float>(p.slopes);
+    job.slopes_batch = p.slopes.stride(0);
+    job.slopes_head = p.slopes.stride(1);
+  }
+  if (p.table.defined()) {
+    job.table = pointer<const float>(p.table);
+    job.bucket_count = static_cast<int>(p.table.size(0));
+    // Beyond max_distance every position has the bucket of max_distance.
+    const std::int64_t reach = std::min(p.max_distance, farthest) + 1;
+    job.bucket_reach = narrow(reach);
+    std::vector<int> buckets;
+    for (std::int64_t relative = -reach; relative <= reach; ++relative) {
+      buckets.push_back(static_cast<int>(
+          relative_bucket(relative, p.table.size(0), p.bidirectional, p.max_distance)));
+    }
+    prepared.buckets = backend.upload(bytes_of(buckets));
+    job.buckets = static_cast<const int*>(prepared.buckets.raw());
+  }
+  job.sinks = pointer<const float>(p.sinks);
+  if (p.dropout > 0) {
+    job.has_dropout = true;
+    job.drop_below = dropout_threshold(p.dropout);
+    job.kept = 1 / (1 - p.dropout);
+    job.seed = p.seed;
+  }
+  return prepared;
+}
+
+// Arrays of one float per row, out of one allocation.
+struct RowArrays {
+  Tensor memory;
+  std::int64_t count;
+  int used = 0;
+
+  RowArrays(CudaBackend& backend, std::int64_t rows, int arrays)
+      : memory(backend.scratch<float>(rows * arrays)), count(rows) {}
+  float* next() { return static_cast<float*>(memory.raw()) + count * used++; }
+};
+
+}  // namespace
+}  // namespace cuda
+
+void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionResults& out) {
+  const AttentionStatistics& wanted = out.statistics;
+  if (wanted.received.defined()) {
+    Tensor zeros = wanted.received;  // keys of no sequence stay so
+    fill(zeros, 0);
+  }
+  if (p.sequences.empty()) return;
+  if (cuda::why_not_hopper(p, out).empty()) return cuda::hopper_forward(*this, p, out);
+  cuda::PreparedJob prepared = cuda::prepare(*this, p);
+  const cuda::AttentionJob& job = prepared.job;
+  const bool has_statistics = wanted.max_logit.defined() || wanted.score_mean.defined() ||
+                              wanted.entropy.defined() || wanted.top_weight.defined() ||
+                              wanted.received.defined();
+  cuda::RowStatistics rows;
+  cuda::RowArrays arrays(*this, has_statistics ? out.lse.numel() : 0, 6);
+  if (has_statistics) {
+    rows.seen = arrays.next();
+    rows.top = arrays.next();
+    rows.share = arrays.next();
+    rows.logit = arrays.next();
+    rows.mean = arrays.next();
+    rows.squares = arrays.next();
+    rows.entropy = cuda::pointer<float>(wanted.entropy);
+    rows.top_weight = cuda::pointer<float>(wanted.top_weight);
+    rows.top_index = cuda::pointer<int>(wanted.top_index);
+  }
+  cuda::general_forward(job, prepared.grid, p.q.dtype(), cuda::rows_of(out.out),
+                        cuda::pointer<float>(out.lse), has_statistics ? &rows : nullptr, stream());
+  if (!has_statistics) return;
+  cuda::head_statistics(job, prepared.grid, rows, wanted, stream());
+  if (wanted.received.defined()) {
+    cuda::received(job, prepared.grid, p.q.dtype(), rows, cuda::pointer<float>(wanted.received),
+                   stream());
+  }
+}
+
+void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionBackward& t) {
+  if (p.sequences.empty()) return;
+  cuda::PreparedJob prepared = cuda::prepare(*this, p);
+  const cuda::AttentionJob& job = prepared.job;
+  cuda::BackwardTensors tensors;
+  tensors.dout = cuda::rows_of(t.dout);
+  tensors.out = cuda::rows_of(t.out);
+  tensors.dq = cuda::rows_of(t.dq);
+  tensors.dk = cuda::rows_of(t.dk);
+  tensors.dv = cuda::rows_of(t.dv);
+  tensors.lse = cuda::pointer<const float>(t.lse);
+  tensors.dlse = cuda::pointer<const float>(t.dlse);
+  tensors.dentropy = cuda::pointer<const float>(t.dentropy);
+  tensors.entropy = cuda::pointer<const float>(t.entropy);
+  cuda::RowArrays arrays(*this, t.lse.numel(), 5);
+  cuda::BackwardRows rows{arrays.next(), arrays.next(), arrays.next()};
+  if (t.dentropy.defined()) {
+    rows.dentropy = arrays.next();
+    rows.expected = arrays.next();
+  }
+  const DType dtype = p.q.dtype();
+  cuda::prepare_backward(job, prepared.grid, dtype, tensors, rows, stream());
+  cuda::general_backward(job, prepared.grid, dtype, tensors, rows, stream());
+  cuda::bias_backward(*this, job, prepared.grid, dtype, tensors, rows, t);
+}
+
+AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,
+                                                const AttentionOptions& options) {
+  stream();  // the device is this one
+  AttentionResults results;
+  // Any tensor says that a statistic is asked for.
+  if (options.statistics != Statistics::none) results.statistics.max_logit = p.q;
+  const std::string reason = cuda::why_not_hopper(p, results);
+  return {reason.empty() ? cuda::hopper_kernel(p, results) : "general: " + reason,
+          "general: no faster one yet"};
+}
+
+void CudaBackend::attention_weights(const AttentionProblem& p, const AttentionWeights& wanted) {
+  if (wanted.weights.numel() == 0) return;
+  const cuda::PreparedJob prepared = cuda::prepare(*this, p);
+  const Tensor heads = upload(cuda::bytes_of(wanted.heads));
+  const Tensor rows = upload(cuda::bytes_of(wanted.rows));
+  cuda::weights(prepared.job, p.q.dtype(), wanted, static_cast<const std::int64_t*>(heads.raw()),
+                static_cast<const std::int64_t*>(rows.raw()), stream());
+}
+
+}  // namespace qkv

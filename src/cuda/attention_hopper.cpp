@@ -1,0 +1,119 @@
+#include "cuda/attention_hopper.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/check.h"
+#include "cuda/attention_decode.h"
+#include "cuda/attention_forward_sm90.h"
+
+namespace qkv::cuda {
+namespace {
+
+Sm90Strides strides_of(const Tensor& x) { return {x.stride(0), x.stride(1), x.stride(2)}; }
+
+Sm90Sequence sequence_of(const AttentionSequence& s) {
+  const auto number = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
+  return {number(s.q_batch), number(s.k_batch),  number(s.q_start),   number(s.k_start),
+          number(s.q_rows),  number(s.q_seeing), number(s.k_visible), number(s.offset)};
+}
+
+bool are_alike(const std::vector<AttentionSequence>& sequences) {
+  const AttentionSequence& first = sequences.front();
+  for (std::size_t b = 0; b < sequences.size(); ++b) {
+    const AttentionSequence& s = sequences[b];
+    const auto at = static_cast<std::int64_t>(b);
+    if (s.q_batch != at || s.k_batch != at || s.q_start != 0 || s.k_start != 0 ||
+        s.q_rows != first.q_rows || s.q_seeing != first.q_seeing ||
+        s.k_visible != first.k_visible || s.offset != first.offset) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Without `sequences` and `ticket`, which are on the device.
+Sm90Forward call_of(const AttentionProblem& p, const AttentionResults& results) {
+  Sm90Forward call;
+  call.dtype = p.q.dtype();
+  call.q = p.q.raw();
+  call.k = p.k.raw();
+  call.v = p.v.raw();
+  call.q_strides = strides_of(p.q);
+  call.k_strides = strides_of(p.k);
+  call.v_strides = strides_of(p.v);
+  call.out_strides = call.q_strides;  // of a result that is not there yet
+  if (results.out.defined()) {
+    call.out = results.out.raw();
+    call.lse = results.lse.data<float>();
+    call.out_strides = strides_of(results.out);
+  }
+  call.q_batches = p.q.size(0);
+  call.k_batches = p.k.size(0);
+  call.heads = p.heads;
+  call.key_heads = p.key_heads;
+  call.q_rows = p.q.size(2);
+  call.k_rows = p.k.size(2);
+  call.head_size = p.head_size;
+  call.value_size = p.value_size;
+  call.scale = p.scale;
+  call.softcap = p.softcap;
+  call.left = p.left;
+  call.right = !p.causal ? p.right : p.right < 0 ? 0 : std::min<std::int64_t>(p.right, 0);
+  call.sequence_count = static_cast<std::int64_t>(p.sequences.size());
+  for (const AttentionSequence& s : p.sequences) call.longest = std::max(call.longest, s.q_rows);
+  if (!p.sequences.empty()) call.all_alike = sequence_of(p.sequences.front());
+  return call;
+}
+
+}  // namespace
+
+std::string why_not_hopper(const AttentionProblem& p, const AttentionResults& results) {
+  const AttentionStatistics& s = results.statistics;
+  if (s.max_logit.defined() || s.score_mean.defined() || s.entropy.defined() ||
+      s.top_weight.defined() || s.received.defined()) {
+    return "statistics are asked for";
+  }
+  if (p.bias.defined() || p.has_diagonal_bias()) return "there is a bias";
+  if (p.sinks.defined()) return "there are sinks";
+  if (p.dropout > 0) return "there is dropout";
+  if (p.allowed.defined()) return "there is a mask of pairs";
+  if (p.global_positions.defined()) return "there are global positions";
+  if (p.sequences.empty() || p.q.numel() == 0 || p.k.numel() == 0) return "there is nothing to do";
+  for (const Tensor* x : {&p.q, &p.k, &p.v}) {
+    if (x->stride(3) != 1) return "elements of a row are not neighbours";
+  }
+  if (results.out.defined() && results.out.stride(3) != 1) {
+    return "elements of a row are not neighbours";
+  }
+  constexpr std::int64_t kFar = std::int64_t{1} << 30;
+  for (const AttentionSequence& sequence : p.sequences) {
+    if (std::abs(sequence.offset) >= kFar) return "the diagonal is too far away";
+  }
+  if (std::max(p.left, p.right) >= kFar) return "the window is too wide";
+  const char* reason = why_not_sm90_forward(call_of(p, results));
+  return reason != nullptr ? reason : "";
+}
+
+std::string hopper_kernel(const AttentionProblem& p, const AttentionResults& results) {
+  return decode_is_better(call_of(p, results)) ? "decode" : "sm90";
+}
+
+void hopper_forward(CudaBackend& backend, const AttentionProblem& p,
+                    const AttentionResults& results) {
+  Sm90Forward call = call_of(p, results);
+  Tensor sequences;
+  if (!are_alike(p.sequences)) {
+    std::vector<Sm90Sequence> all;
+    for (const AttentionSequence& s : p.sequences) all.push_back(sequence_of(s));
+    sequences = backend.upload(std::as_bytes(std::span(all)));
+    call.sequences = static_cast<const Sm90Sequence*>(sequences.raw());
+  }
+  call.ticket = backend.tickets(kSm90Tickets);
+  if (!decode_is_better(call)) return attention_forward_sm90(call, backend.stream());
+  const DecodePlan plan = plan_decode(call);
+  const Tensor workspace = backend.scratch<std::byte>(plan.workspace_bytes);
+  attention_decode(call, plan, workspace.raw(), backend.stream());
+}
+
+}  // namespace qkv::cuda

@@ -1,0 +1,125 @@
+#include "cuda/backend.h"
+
+#include <array>
+#include <cstring>
+#include <mutex>
+
+#include "core/check.h"
+#include "cuda/cuda_backend.h"
+
+namespace qkv {
+namespace {
+
+constexpr int kMaxDevices = 64;
+constexpr int kOldestCapability = 80;  // Ampere: bf16 in the matrix units
+
+void* take(std::size_t bytes, cudaStream_t stream, const char* what) {
+  void* data = nullptr;
+  const cudaError_t status = cudaMallocAsync(&data, bytes, stream);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // not an error of the next call
+    return nullptr;
+  }
+  check_cuda(status, what);
+  return data;
+}
+
+void release(void* data, void* backend) {
+  // Errors here mean that the process is going down and the driver with it.
+  static_cast<void>(cudaFreeAsync(data, static_cast<CudaBackend*>(backend)->stream()));
+}
+
+}  // namespace
+
+void check_cuda(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();
+  fail("{}: CUDA says: {}", what, cudaGetErrorString(status));
+}
+
+CudaBackend::CudaBackend(int index) : index_(index) {
+  int driver = 0;
+  check_cuda(cudaDriverGetVersion(&driver), "cuda");
+  check(driver > 0, "cuda:{}: no NVIDIA driver is loaded; install one, or use the CPU", index);
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaErrorInsufficientDriver) {
+    cudaGetLastError();
+    fail("cuda:{}: the driver is too old (it knows CUDA {}.{}, this build uses {}.{}); update it",
+         index, driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
+         CUDART_VERSION % 1000 / 10);
+  }
+  if (status != cudaSuccess) count = 0;
+  cudaGetLastError();
+  check(index >= 0 && index < count, "cuda:{}: this machine has {} CUDA devices; use the CPU",
+        index, count);
+  int major = 0, minor = 0;
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index), "cuda");
+  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index), "cuda");
+  check(major * 10 + minor >= kOldestCapability,
+        "cuda:{}: the device has compute capability {}.{}, qkv needs {}.{} or newer", index, major,
+        minor, kOldestCapability / 10, kOldestCapability % 10);
+  check_cuda(cudaSetDevice(index), "cuda");
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cuda");
+  // What was freed stays with the process: asking the driver again costs more than a kernel.
+  cudaMemPool_t pool = nullptr;
+  check_cuda(cudaDeviceGetDefaultMemPool(&pool, index), "cuda");
+  std::uint64_t everything = UINT64_MAX;
+  check_cuda(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything), "cuda");
+}
+
+cudaStream_t CudaBackend::stream() const {
+  check_cuda(cudaSetDevice(index_), "cuda");
+  return stream_;
+}
+
+void CudaBackend::synchronize() { check_cuda(cudaStreamSynchronize(stream()), "synchronize"); }
+
+std::shared_ptr<Storage> CudaBackend::allocate(std::size_t bytes) {
+  const std::size_t asked = bytes > 0 ? bytes : 1;
+  void* data = take(asked, stream(), "allocate");
+  if (data == nullptr) {
+    // The pool may hold freed memory in pieces that do not fit: give them back and try again.
+    cudaMemPool_t pool = nullptr;
+    check_cuda(cudaDeviceGetDefaultMemPool(&pool, index_), "allocate");
+    check_cuda(cudaStreamSynchronize(stream_), "allocate");
+    check_cuda(cudaMemPoolTrimTo(pool, 0), "allocate");
+    data = take(asked, stream_, "allocate");
+  }
+  if (data == nullptr) {
+    std::size_t unused = 0, all = 0;
+    check_cuda(cudaMemGetInfo(&unused, &all), "allocate");
+    fail("out of memory: {} bytes on {}, which has {} of {} left", bytes, device(), unused, all);
+  }
+  return std::make_shared<Storage>(data, bytes, device(), release, this);
+}
+
+Tensor CudaBackend::upload(std::span<const std::byte> bytes) {
+  Tensor there = scratch<std::byte>(static_cast<std::int64_t>(bytes.size()));
+  if (bytes.empty()) return there;
+  // From pageable memory: the bytes have left the array when this returns.
+  check_cuda(
+      cudaMemcpyAsync(there.raw(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream()),
+      "upload");
+  return there;
+}
+
+std::uint32_t* CudaBackend::tickets(std::int64_t count) {
+  if (!tickets_.defined() || tickets_.numel() < count) {
+    tickets_ = Tensor::zeros({count}, {DType::i32, device()});
+  }
+  return static_cast<std::uint32_t*>(tickets_.raw());
+}
+
+Backend& cuda_backend(int index) {
+  check(index >= 0 && index < kMaxDevices, "cuda:{}: no such device", index);
+  static std::mutex mutex;
+  // Never destroyed: tensors may outlive every static.
+  static auto& instances = *new std::array<std::unique_ptr<CudaBackend>, kMaxDevices>;
+  const std::scoped_lock lock(mutex);
+  auto& instance = instances[static_cast<std::size_t>(index)];
+  if (!instance) instance = std::make_unique<CudaBackend>(index);
+  return *instance;
+}
+
+}  // namespace qkv

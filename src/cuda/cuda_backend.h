@@ -1,0 +1,87 @@
+// The backend of one CUDA device. Each kernel is a method, defined in the file of its operator.
+//
+// Everything a device does is queued on one stream, in the order of the calls: memory that is freed
+// may be handed out again at once, because whoever gets it writes after whoever had it. Nothing
+// waits for the device but a copy to the CPU.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "core/backend.h"
+
+namespace qkv {
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(int index);
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+
+  void synchronize() override;
+  std::shared_ptr<Storage> allocate(std::size_t bytes) override;
+  void fill(Tensor& x, double value) override;
+  void copy(const Tensor& from, Tensor& to) override;
+  void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
+  void scale(const Tensor& x, double factor, Tensor& y) override;
+  void sum(const Tensor& x, Tensor& y) override;
+  void activate(Activation f, const Tensor& x, Tensor& y) override;
+  void activate_backward(Activation f, const Tensor& x, const Tensor& dy, Tensor& dx) override;
+  void gated(Activation f, const Tensor& gate, const Tensor& up, Tensor& y) override;
+  void gated_backward(Activation f, const Tensor& gate, const Tensor& up, const Tensor& dy,
+                      Tensor& dgate, Tensor& dup) override;
+  void dropout(const Tensor& x, double p, std::uint64_t seed, Tensor& y) override;
+  void matmul(const MatmulProblem& problem) override;
+  std::shared_ptr<const Packed> pack(const Tensor& weight) override;
+  void linear(const LinearProblem& problem) override;
+  void norm(const NormProblem& problem) override;
+  void norm_backward(const NormBackward& problem) override;
+  void rotary(const RotaryProblem& problem) override;
+  void embedding(const Tensor& ids, const Tensor& table, Tensor& y) override;
+  void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t padding,
+                          Tensor& dtable) override;
+  void cross_entropy(const CrossEntropyProblem& problem) override;
+  void cross_entropy_backward(const CrossEntropyBackward& problem) override;
+  void adamw(const AdamWProblem& problem) override;
+  void softmax(const Tensor& x, Tensor& y) override;
+  void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override;
+  void attention_forward(const AttentionProblem& problem, const AttentionResults& out) override;
+  void attention_backward(const AttentionProblem& problem,
+                          const AttentionBackward& tensors) override;
+  void attention_weights(const AttentionProblem& problem, const AttentionWeights& wanted) override;
+  AttentionKernels attention_kernels(const AttentionProblem& problem,
+                                     const AttentionOptions& options) override;
+
+  Device device() const { return {DeviceType::cuda, index_}; }
+  // Makes this the current device of the calling thread and returns its stream.
+  cudaStream_t stream() const;
+  // Memory for the time of a call, in the order of the stream.
+  template <class T>
+  Tensor scratch(std::int64_t count) {
+    return Tensor::empty({count * static_cast<std::int64_t>(sizeof(T))}, {DType::u8, device()});
+  }
+  // The bytes of a host array on the device.
+  Tensor upload(std::span<const std::byte> bytes);
+  // Counters that are zero between kernels: a kernel that uses them leaves them so.
+  std::uint32_t* tickets(std::int64_t count);
+
+ private:
+  struct Blas;
+  void product(const MatmulProblem& problem);
+
+  int index_;
+  cudaStream_t stream_ = nullptr;
+  Tensor tickets_;
+  std::shared_ptr<Blas> blas_;  // made by the first product
+};
+
+// Throws Error with what failed and why. `what` names the operator.
+void check_cuda(cudaError_t status, const char* what);
+// After a launch.
+inline void check_launch(const char* what) { check_cuda(cudaGetLastError(), what); }
+
+}  // namespace qkv

@@ -1,0 +1,114 @@
+// Sums over axes, in double; the order of every sum depends on the shapes alone.
+#include "cuda/cuda_backend.h"
+#include "cuda/elements.cuh"
+
+namespace qkv {
+namespace cuda {
+namespace {
+
+// What is kept and what is summed over, each with its own walk through x.
+struct SumAxes {
+  Walk<1> kept, summed;
+  std::int64_t results = 1, terms = 1;
+};
+
+Walk<1> part_of(const Tensor& x, const Tensor& y, bool is_summed) {
+  Walk<1> walk;
+  for (int axis = 0; axis < x.rank(); ++axis) {
+    if (x.size(axis) == 1 || (y.size(axis) == 1) != is_summed) continue;
+    const bool joins =
+        walk.rank > 0 && walk.strides[0][walk.rank - 1] == x.stride(axis) * x.size(axis);
+    if (!joins) walk.extents[walk.rank++] = 1;
+    walk.extents[walk.rank - 1] *= x.size(axis);
+    walk.strides[0][walk.rank - 1] = x.stride(axis);
+  }
+  return walk;
+}
+
+// Terms [chunk * per_chunk, ...) of one result by a block.
+template <class T>
+__global__ void sum_rows_kernel(const T* x, SumAxes axes, std::int64_t per_chunk, double* sums) {
+  __shared__ double room[kThreads / 32];
+  const std::int64_t chunks = gridDim.y;
+  for (std::int64_t result = blockIdx.x; result < axes.results; result += gridDim.x) {
+    std::int64_t base[1];
+    axes.kept.offsets(result, base);
+    const std::int64_t end = min(axes.terms, (blockIdx.y + 1) * per_chunk);
+    double total = 0;
+    for (std::int64_t i = blockIdx.y * per_chunk + threadIdx.x; i < end; i += kThreads) {
+      std::int64_t at[1];
+      axes.summed.offsets(i, at);
+      total += to_float(x[base[0] + at[0]]);
+    }
+    total = block_sum(total, room);
+    if (threadIdx.x == 0) sums[result * chunks + blockIdx.y] = total;
+  }
+}
+
+// The same with a thread per result, where neighbouring results lie side by side.
+template <class T>
+__global__ void sum_columns_kernel(const T* x, SumAxes axes, std::int64_t per_chunk, double* sums) {
+  const std::int64_t result = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (result >= axes.results) return;
+  std::int64_t base[1];
+  axes.kept.offsets(result, base);
+  const std::int64_t end = min(axes.terms, (blockIdx.y + 1) * per_chunk);
+  double total = 0;
+#pragma unroll 4
+  for (std::int64_t i = blockIdx.y * per_chunk; i < end; ++i) {
+    std::int64_t at[1];
+    axes.summed.offsets(i, at);
+    total += to_float(x[base[0] + at[0]]);
+  }
+  sums[result * gridDim.y + blockIdx.y] = total;
+}
+
+template <class T>
+__global__ void add_chunks_kernel(const double* sums, std::int64_t chunks, T* y,
+                                  std::int64_t results) {
+  const std::int64_t result = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (result >= results) return;
+  double total = 0;
+  for (std::int64_t c = 0; c < chunks; ++c) total += sums[result * chunks + c];
+  y[result] = from_float<T>(static_cast<float>(total));
+}
+
+}  // namespace
+}  // namespace cuda
+
+void CudaBackend::sum(const Tensor& x, Tensor& y) {
+  if (y.numel() == 0) return;
+  if (x.numel() == 0) return fill(y, 0);
+  cuda::SumAxes axes{cuda::part_of(x, y, false), cuda::part_of(x, y, true), y.numel(),
+                     x.numel() / y.numel()};
+  const auto innermost = [](const cuda::Walk<1>& walk) {
+    return walk.rank > 0 ? walk.strides[0][walk.rank - 1] : INT64_MAX;
+  };
+  const bool by_column = innermost(axes.kept) < innermost(axes.summed);
+  // Enough blocks for the machine, few enough that adding up their sums is nothing.
+  const std::int64_t blocks =
+      by_column ? (axes.results + cuda::kThreads - 1) / cuda::kThreads : axes.results;
+  const std::int64_t least = by_column ? 64 : 16 * cuda::kThreads;
+  const std::int64_t chunks =
+      std::clamp<std::int64_t>(std::min(1024 / blocks, (axes.terms + least - 1) / least), 1, 1024);
+  const std::int64_t per_chunk = (axes.terms + chunks - 1) / chunks;
+  const Tensor sums = scratch<double>(axes.results * chunks);
+  auto* room = static_cast<double*>(sums.raw());
+  cuda::dispatch_device(x.dtype(), [&]<class T>() {
+    const auto* from = cuda::pointer<const T>(x);
+    const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 30)),
+                    static_cast<unsigned>(chunks));
+    if (by_column) {
+      cuda::sum_columns_kernel<<<grid, cuda::kThreads, 0, stream()>>>(from, axes, per_chunk, room);
+    } else {
+      cuda::sum_rows_kernel<<<grid, cuda::kThreads, 0, stream()>>>(from, axes, per_chunk, room);
+    }
+  });
+  cuda::dispatch_device(y.dtype(), [&]<class T>() {
+    cuda::add_chunks_kernel<<<cuda::blocks_for(axes.results), cuda::kThreads, 0, stream()>>>(
+        room, chunks, cuda::pointer<T>(y), axes.results);
+  });
+  check_launch("sum");
+}
+
+}  // namespace qkv

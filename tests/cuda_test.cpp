@@ -1,0 +1,128 @@
+// What only a GPU can get wrong; the operators themselves are held to float64 in ops_test.cpp and
+// the attention tests.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/backend.h"
+#include "expect_error.h"
+#include "qkv/autograd.h"
+#include "qkv/checkpoint.h"
+#include "qkv/models/model.h"
+#include "qkv/ops.h"
+#include "qkv/optim.h"
+#include "qkv/random.h"
+#include "support/attention_check.h"
+#include "support/values.h"
+
+namespace qkv::test {
+namespace {
+
+constexpr Device kGpu{DeviceType::cuda, 0};
+
+class Cuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    try {
+      backend(kGpu);
+    } catch (const Error& error) {
+      GTEST_SKIP() << error.what();
+    }
+  }
+  void TearDown() override { set_test_device(kCpu); }
+};
+
+TEST_F(Cuda, CopiesBetweenEveryDtypeAndLayout) {
+  constexpr DType kAll[] = {DType::f32, DType::bf16, DType::f16,    DType::i32,
+                            DType::i64, DType::u8,   DType::boolean};
+  // Small whole numbers: every dtype but bool holds them.
+  std::vector<float> numbers;
+  for (int i = 0; i < 5 * 6 * 7; ++i) numbers.push_back(static_cast<float>(i % 100));
+  const Tensor start = Tensor::from(numbers, {5, 6, 7});
+  for (const DType from : kAll) {
+    const Tensor here = to(start, from);
+    for (const DType into : kAll) {
+      const std::vector<double> expected = values_of(to(permute(here, {2, 0, 1}), into));
+      const Tensor there = to(permute(on_device(here, kGpu), {2, 0, 1}), into);
+      EXPECT_EQ(there.device(), kGpu);
+      EXPECT_EQ(values_of(there), expected) << to_string(from) << " to " << to_string(into);
+      EXPECT_EQ(values_of(contiguous(there)), expected);
+    }
+  }
+}
+
+TEST_F(Cuda, RunsOutOfMemoryWithAnErrorAndGoesOn) {
+  EXPECT_ERROR("out of memory", Tensor::empty({std::int64_t{1} << 46}, {DType::u8, kGpu}));
+  const Tensor x = Tensor::full({1000}, 3, {DType::f32, kGpu});
+  EXPECT_EQ(sum(x).to_vector<float>()[0], 3000);
+}
+
+TEST_F(Cuda, RefusesADeviceThatIsNotThere) {
+  EXPECT_ERROR("cuda:63", Tensor::empty({1}, {DType::f32, {DeviceType::cuda, 63}}));
+}
+
+TEST_F(Cuda, MakesNanOfIdsAndTargetsThatOnlyTheDeviceSees) {
+  const Tensor table = to(Tensor::full({4, 3}, 1), kGpu);
+  const Tensor ids = to(Tensor::from(std::vector<std::int64_t>{0, 4, -1}, {3}), kGpu);
+  const std::vector<double> rows = values_of(embedding(ids, table));
+  EXPECT_EQ(rows[0], 1);
+  for (int i = 3; i < 9; ++i) EXPECT_TRUE(std::isnan(rows[i])) << i;
+  const Tensor logits = to(Tensor::full({3, 4}, 1), kGpu);
+  EXPECT_TRUE(std::isnan(values_of(cross_entropy(logits, ids))[0]));
+  // Ids on the CPU are looked at before they leave.
+  EXPECT_ERROR("id 4", embedding(to(ids, kCpu), table));
+}
+
+TEST_F(Cuda, GivesTheSameBitsEveryTime) {
+  AttentionCase c;
+  c.heads = 4, c.key_heads = 2, c.queries = 190, c.keys = 205, c.head_size = 64;
+  c.causal = true, c.dropout = 0.1f, c.buckets = 32, c.statistics = Statistics::all;
+  for (const DType dtype : kFloats) {
+    const AttentionInputs in = make_inputs(c, dtype);
+    set_test_device(kGpu);
+    const AttentionRun first = run_attention(in);
+    for (int i = 0; i < 3; ++i) expect_same_bits(first, run_attention(in));
+    set_test_device(kCpu);
+  }
+  // Many positions of one row: their sum has one order.
+  Generator random(3);
+  const Tensor dy = to(random.normal({5000, 40}), kGpu);
+  std::vector<std::int64_t> ids;
+  for (int i = 0; i < 5000; ++i) ids.push_back(i % 7 == 0 ? i % 13 : 5);
+  const auto gradient = [&] {
+    Tape tape;
+    const Tensor table = to(Tensor::zeros({13, 40}), kGpu);
+    const Tensor y = embedding(Tensor::from(ids, {5000}), table);
+    return bytes_of(tape.backward(y, dy)[table]);
+  };
+  const std::vector<std::uint8_t> once = gradient();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(gradient(), once);
+}
+
+// Ten steps of AdamW on the whole of a small model, on both devices.
+TEST_F(Cuda, TrainsAsTheCpuDoes) {
+  const std::string folder = std::string(QKV_TEST_DATA) + "/goldens/gpt2";
+  const Checkpoint expected = Checkpoint::open(folder + "/expected.safetensors");
+  const auto losses = [&](Device device) {
+    const auto model =
+        load_model(folder, {.dtype = DType::f32, .writable = true, .device = device});
+    std::vector<Tensor> parameters;
+    for (const nn::Parameter& p : nn::parameters(*model)) parameters.push_back(p.value);
+    AdamW adamw(parameters, {.lr = 1e-3, .clip_norm = 1});
+    std::vector<double> all;
+    for (int step = 0; step < 10; ++step) {
+      Tape tape;
+      const Tensor loss = model->loss({.ids = expected["in.input_ids"]}, expected["in.labels"]);
+      all.push_back(values_of(loss)[0]);
+      adamw.step(tape.backward(loss));
+    }
+    return all;
+  };
+  const std::vector<double> here = losses(kCpu), there = losses(kGpu);
+  EXPECT_LT(here.back(), here.front());
+  for (std::size_t i = 0; i < here.size(); ++i)
+    EXPECT_NEAR(there[i], here[i], 2e-4) << "step " << i;
+}
+
+}  // namespace
+}  // namespace qkv::test
