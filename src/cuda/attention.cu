@@ -127,12 +127,13 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
                               wanted.entropy.defined() || wanted.top_weight.defined() ||
                               wanted.received.defined();
   cuda::RowStatistics rows;
-  cuda::RowArrays arrays(*this, has_statistics ? out.lse.numel() : 0, 6);
+  cuda::RowArrays arrays(*this, has_statistics ? out.lse.numel() : 0, 7);
   if (has_statistics) {
     rows.seen = arrays.next();
     rows.top = arrays.next();
     rows.share = arrays.next();
     rows.logit = arrays.next();
+    rows.origin = arrays.next();
     rows.mean = arrays.next();
     rows.squares = arrays.next();
     rows.entropy = cuda::pointer<float>(wanted.entropy);

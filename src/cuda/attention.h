@@ -25,7 +25,8 @@ struct AttentionGrid {
 struct RowStatistics {
   float* seen = nullptr;                   // visible keys
   float *top = nullptr, *share = nullptr;  // p = e^(s - top) share
-  float *logit = nullptr, *mean = nullptr, *squares = nullptr;
+  float* logit = nullptr;
+  float *origin = nullptr, *mean = nullptr, *squares = nullptr;  // of scores: origin + mean
   float *entropy = nullptr, *top_weight = nullptr;  // null when not asked for
   int* top_index = nullptr;
 };

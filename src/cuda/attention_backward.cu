@@ -64,6 +64,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll
   for (int r = 0; r < kSide; ++r) {
+    // A row among others that were far keeps its own: what it gets must not depend on them.
+    if (fabsf(lse[r]) <= kExactLse) {
+      top[r] = lse[r];
+      sum[r] = 1;
+    }
     const std::int64_t i = first + lane.row(r);
     const bool inside = i < s.q_rows;
     float dot = 0;

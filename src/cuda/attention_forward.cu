@@ -21,6 +21,7 @@ struct RunningStatistics {
   float best = -INFINITY;        // the largest score of a key ...
   int best_key = -1;             // ... and where it was first
   float logit = -INFINITY;       // the largest a
+  float origin = 0;             // scores are counted from here, so that their mean keeps its digits
   float mean = 0, squares = 0;   // of s, by Welford's rule for groups
   bool has_nan_logit = false;
 };
@@ -34,7 +35,7 @@ __device__ void add_statistics(RunningStatistics& t, const Score (&pairs)[kSide]
     const Score& pair = pairs[c];
     if (!pair.visible) continue;
     count += 1;
-    total += pair.s;
+    total += pair.s - t.origin;
     if (best_key == INT_MAX || pair.s > best) {
       best = pair.s;
       best_key = first_key + c;
@@ -54,22 +55,26 @@ __device__ void add_statistics(RunningStatistics& t, const Score (&pairs)[kSide]
     }
     nan_logit |= __shfl_xor_sync(0xffffffffu, int{nan_logit}, step) != 0;
   }
+  // Both rows of a warp take part in every exchange, whatever they see.
   count = row_sum(count);
-  if (count == 0) return;
-  const float mean = row_sum(total) / count;
+  const float mean = row_sum(total) / fmaxf(count, 1);
   float squares = 0;
   for (int c = 0; c < kSide; ++c) {
-    const float d = pairs[c].s - mean;
+    const float d = pairs[c].s - t.origin - mean;
     if (pairs[c].visible) squares += d * d;
   }
   squares = row_sum(squares);
+  mass = row_sum(mass);
+  weighted = row_sum(weighted);
+  logit = row_max(logit);
+  if (count == 0) return;
   const float both = t.seen + count, gap = mean - t.mean;
   t.squares += squares + gap * gap * (t.seen * count / both);
   t.mean += gap * (count / both);
   t.seen = both;
-  t.mass += row_sum(mass);
-  t.weighted += row_sum(weighted);
-  t.logit = fmaxf(t.logit, row_max(logit));
+  t.mass += mass;
+  t.weighted += weighted;
+  t.logit = fmaxf(t.logit, logit);
   t.has_nan_logit |= nan_logit;
   if (t.best_key < 0 || best > t.best) {
     t.best = best;
@@ -137,6 +142,7 @@ __global__ void __launch_bounds__(kThreads)
           st.weighted = shrink == 0 ? 0.0f : shrink * (st.weighted - d * st.mass);
           st.mass *= shrink;
         }
+        if (st.seen == 0) st.origin = base;
         add_statistics(st, pairs, static_cast<int>(j) + lane.column(0), base, e);
       }
       row[r].sum = row[r].sum * shrink + row_sum(total);
@@ -179,6 +185,7 @@ __global__ void __launch_bounds__(kThreads)
       rows.top[at] = row[r].top == -INFINITY ? 0.0f : row[r].top;
       rows.share[at] = share;
       rows.logit[at] = st.has_nan_logit ? NAN : st.logit;
+      rows.origin[at] = st.origin;
       rows.mean[at] = st.mean;
       rows.squares[at] = st.squares;
       // lse - sum p s; what the sink takes, no key has.

@@ -24,7 +24,7 @@ __global__ void head_kernel(AttentionJob job, RowStatistics rows, HeadResults to
     if (seen == 0) continue;
     seeing += 1;
     pairs += seen;
-    total += double{seen} * rows.mean[at + i];
+    total += seen * (double{rows.origin[at + i]} + rows.mean[at + i]);
     logit = fmaxf(logit, rows.logit[at + i]);
     bad += isnan(rows.logit[at + i]) ? 1.0f : 0.0f;
     if (rows.entropy != nullptr) {
@@ -40,7 +40,7 @@ __global__ void head_kernel(AttentionJob job, RowStatistics rows, HeadResults to
   for (int i = static_cast<int>(threadIdx.x); i < s.q_rows; i += kThreads) {
     const float seen = rows.seen[at + i];
     if (seen == 0) continue;
-    const double gap = rows.mean[at + i] - mean;
+    const double gap = double{rows.origin[at + i]} + rows.mean[at + i] - mean;
     squares += rows.squares[at + i] + seen * gap * gap;
   }
   squares = block_sum(squares, room);
