@@ -68,18 +68,23 @@ struct Params {
 struct Work {
   int head, row0;  // row0: within the sequence; -1: no more work
   int q_batch, k_batch, q_start, k_start;
-  int rows;     // that exist, from row0 on
-  int seeing;   // of which see anything
+  int rows;    // that exist, from row0 on
+  int seeing;  // of which see anything
   Sight sight;
-  int tile_begin, tile_end;
-  KeyRange unmasked;  // tiles within it are seen in full, by all rows
-  int present;        // key rows in the tensor from k_start on; beyond them the copy gives zeros
+  KeyRange tiles;  // visited, from the last to the first
+  KeyRange plain;  // of which these have no hidden pair over values that could be anything
+  bool tainted[3];  // by inspecting warp: values that are not finite were taken out
 
-  template <class S>
-  __device__ bool must_inspect(int tile) const {
-    return tile * S::Keys < unmasked.begin || min((tile + 1) * S::Keys, present) > unmasked.end;
-  }
+  __device__ bool must_inspect(int tile) const { return tile < plain.begin || tile >= plain.end; }
 };
+
+// The tiles that lie within the keys `seen`. The last may reach beyond key `zeros`: what follows
+// there is known to be harmless.
+template <class S>
+__device__ KeyRange tiles_within(KeyRange seen, int zeros) {
+  return {(seen.begin + S::Keys - 1) / S::Keys,
+          seen.end >= zeros ? (zeros + S::Keys - 1) / S::Keys : max(seen.end, 0) / S::Keys};
+}
 
 template <class S>
 struct alignas(1024) Shared {
@@ -88,8 +93,7 @@ struct alignas(1024) Shared {
   typename S::T v[S::Stages][S::Keys * S::D];
   Ring<1> q_ring;
   Ring<S::Stages> k_ring, v_ring;
-  Barrier inspected[S::Stages];
-  std::uint32_t tainted[S::Stages][3];  // by inspecting warp
+  Barrier requested[S::Stages], inspected[S::Stages];  // of values, where a look is needed
   Ring<2> work_ring;
   Work work[2];
 };
@@ -123,16 +127,16 @@ __device__ Work make_work(const Params& p, int ticket) {
   work.rows = min(max(sequence.q_rows - work.row0, 0), S::Rows);
   work.seeing = min(max(sequence.q_seeing - work.row0, 0), work.rows);
   work.sight = {p.left, p.right, sequence.offset, sequence.k_visible};
-  work.present = p.k_rows - sequence.k_start;
-  work.tile_begin = work.tile_end = 0;
+  work.tiles = work.plain = {0, 0};
+  for (bool& flag : work.tainted) flag = false;
   if (work.seeing > 0) {
     const int last = work.row0 + work.seeing - 1;
-    const KeyRange seen = work.sight.of_some(work.row0, last);
-    if (seen.begin < seen.end) {
-      work.tile_begin = seen.begin / S::Keys;
-      work.tile_end = (seen.end + S::Keys - 1) / S::Keys;
-    }
-    work.unmasked = work.sight.of_all(work.row0, last);
+    const KeyRange some = work.sight.of_some(work.row0, last);
+    if (some.begin < some.end)
+      work.tiles = {some.begin / S::Keys, (some.end + S::Keys - 1) / S::Keys};
+    // Beyond the tensor's last row the copy gives zeros.
+    work.plain =
+        tiles_within<S>(work.sight.of_all(work.row0, last), p.k_rows - sequence.k_start);
   }
   return work;
 }
@@ -143,7 +147,7 @@ struct WorkReader {
   Shared<S>& shared;
   Turn<2> turn;
 
-  __device__ const Work& take() {
+  __device__ Work& take() {
     shared.work_ring.wait_full(turn);
     return shared.work[turn.stage];
   }
@@ -166,14 +170,13 @@ __device__ void serve(const Params& p, Shared<S>& shared) {
   int ticket = blockIdx.x;
   for (;;) {
     shared.work_ring.wait_empty(work_turn);
-    Work& slot = shared.work[work_turn.stage];
+    Work& work = shared.work[work_turn.stage];
     if (ticket >= total) {
-      slot.row0 = -1;
+      work.row0 = -1;
       shared.work_ring.full[work_turn.stage].arrive();
       return;
     }
-    slot = make_work<S>(p, ticket);
-    const Work work = slot;
+    work = make_work<S>(p, ticket);
     shared.work_ring.full[work_turn.stage].arrive();
     work_turn.next();
     // Drawn before the copies, needed after them. Whoever draws the last ticket that anyone will
@@ -182,8 +185,9 @@ __device__ void serve(const Params& p, Shared<S>& shared) {
     if (drawn == unsigned(total) - 1) *p.ticket = 0;
     ticket = int(drawn + gridDim.x);
 
-    if (work.tile_begin == work.tile_end) continue;
-    const int key_head = work.head / p.group;
+    const KeyRange tiles = work.tiles, plain = work.plain;
+    if (tiles.begin == tiles.end) continue;
+    const int key_head = work.head / p.group, k_batch = work.k_batch, k_start = work.k_start;
     shared.q_ring.wait_empty(q_turn);
     load_tile<S::Rows, S::D>(shared.q, p.q, shared.q_ring.full[0], work.q_start + work.row0,
                              work.head, work.q_batch, Keep::briefly);
@@ -191,24 +195,23 @@ __device__ void serve(const Params& p, Shared<S>& shared) {
     const auto load_keys = [&](int tile) {
       shared.k_ring.wait_empty(k_turn);
       load_tile<S::Keys, S::D>(shared.k[k_turn.stage], p.k, shared.k_ring.full[k_turn.stage],
-                               work.k_start + tile * S::Keys, key_head, work.k_batch,
-                               Keep::long_time);
+                               k_start + tile * S::Keys, key_head, k_batch, Keep::long_time);
       k_turn.next();
     };
     const auto load_values = [&](int tile) {
       shared.v_ring.wait_empty(v_turn);
       load_tile<S::Keys, S::D>(shared.v[v_turn.stage], p.v, shared.v_ring.full[v_turn.stage],
-                               work.k_start + tile * S::Keys, key_head, work.k_batch,
-                               Keep::long_time);
+                               k_start + tile * S::Keys, key_head, k_batch, Keep::long_time);
+      if (tile < plain.begin || tile >= plain.end) shared.requested[v_turn.stage].arrive();
       v_turn.next();
     };
     // In the order of use: the keys of a tile are needed one step before its values.
-    load_keys(work.tile_end - 1);
-    for (int tile = work.tile_end - 1; tile > work.tile_begin; --tile) {
+    load_keys(tiles.end - 1);
+    for (int tile = tiles.end - 1; tile > tiles.begin; --tile) {
       load_keys(tile - 1);
       load_values(tile);
     }
-    load_values(work.tile_begin);
+    load_values(tiles.begin);
   }
 }
 
@@ -221,53 +224,51 @@ __device__ void inspect(Shared<S>& shared) {
   using T = typename S::T;
   const int warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
   WorkReader<S> reader{shared};
-  Turn<S::Stages> turn;
+  unsigned copied = 0;        // tiles of all Works before this one
+  std::uint32_t phases = 0;  // of `requested`, a bit per stage
   for (;;) {
-    const Work& work = reader.take();
+    Work& work = reader.take();
     if (work.row0 < 0) return;
-    for (int tile = work.tile_end - 1; tile >= work.tile_begin; --tile, turn.next()) {
-      // Every tile is waited for and released, looked at or not: a party that skipped phases of a
-      // barrier could take the one two before for its own.
-      shared.v_ring.wait_full(turn);
-      if (!work.must_inspect<S>(tile)) {
-        if (lane == 0) shared.v_ring.empty[turn.stage].arrive();
-        continue;
-      }
+    const KeyRange tiles = work.tiles;
+    for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
+      if (!work.must_inspect(tile)) continue;
+      const unsigned count = copied + tiles.end - 1 - tile, stage = count % S::Stages;
+      // The copy has begun, so `full` cannot be taken for an earlier phase's; and the consumers
+      // wait for this look, so it cannot be a later one's.
+      shared.requested[stage].wait(phases >> stage & 1);
+      phases ^= 1 << stage;
+      shared.v_ring.full[stage].wait(count / S::Stages & 1);
       // Keys that somebody sees end here.
       const int seen = work.sight.of(work.row0 + work.seeing - 1).end - tile * S::Keys;
-      uint4* const values = reinterpret_cast<uint4*>(shared.v[turn.stage]);
+      uint4* const values = reinterpret_cast<uint4*>(shared.v[stage]);
       constexpr int Vectors = S::Keys * S::D / 8;
-      bool clean = true, taint = false;
+      bool taint = false;
       for (int i = 32 * warp + lane; i < Vectors; i += 96) {
         const uint4 found = values[i];
         if (all_finite<T>(found)) continue;
         values[i] = only_finite<T>(found);
-        clean = false;
         taint |= i / 8 % S::Keys < seen;
       }
-      if (!clean) fence_async_proxy();
-      taint = __any_sync(0xffffffff, taint);
-      if (lane == 0) {
-        shared.tainted[turn.stage][warp] = taint;
-        shared.inspected[turn.stage].arrive();
-        shared.v_ring.empty[turn.stage].arrive();
-      }
+      fence_async_proxy();
+      if (__any_sync(0xffffffff, taint) && lane == 0) work.tainted[warp] = true;
+      if (lane == 0) shared.inspected[stage].arrive();
     }
+    copied += tiles.end - tiles.begin;
     reader.release();
   }
 }
 
-// Adds what is not finite in V to the rows that see it. Slow, and never on the path of ordinary
+// Adds what was taken out of V to the rows that see it. Slow, and never on the path of ordinary
 // values.
 template <class S, int Count>
-__device__ void restore_tainted(const Params& p, const Work& work, int tile, int row,
-                                float (&o)[Count]) {
+__device__ void restore_tainted(const Params& p, const Work& work, int row, float (&o)[Count]) {
   using T = typename S::T;
   const T* const values = static_cast<const T*>(p.values) + work.k_batch * p.v_strides.batch +
                           work.head / p.group * p.v_strides.head;
   const KeyRange seen[2] = {work.sight.of(row), work.sight.of(row + 8)};
-  const int end = min((tile + 1) * S::Keys, max(seen[0].end, seen[1].end));
-  for (int key = tile * S::Keys; key < end; ++key) {
+  const int end = max(seen[0].end, seen[1].end);
+  for (int key = min(seen[0].begin, seen[1].begin); key < end; ++key) {
+    if (!work.must_inspect(key / S::Keys)) continue;
     const T* const at = values + (work.k_start + key) * p.v_strides.row;
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
@@ -352,15 +353,15 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
   const int row = warp_row + threadIdx.x % 32 / 4;
   WorkReader<S> reader{shared};
   Turn<1> q_turn;
-  Turn<S::Stages> k_turn, v_turn;
+  Turn<S::Stages> turn;                // of keys and values: they come in pairs
   std::uint32_t inspected_phases = 0;  // a bit per stage
   const Turnstile<S> turnstile(consumer);
 
   float o[S::D / 2], s[S::Keys / 2];
   std::uint32_t weights[S::Keys / 16][4];
 
-  const auto issue_scores = [&] {
-    const TileDescriptor q(shared.q + 64 * consumer * kSlab, 0), k(shared.k[k_turn.stage], 0);
+  const auto issue_scores = [&](int stage) {
+    const TileDescriptor q(shared.q + 64 * consumer * kSlab, 0), k(shared.k[stage], 0);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < S::D / 16; ++i) {
@@ -370,8 +371,8 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     }
     wgmma_commit();
   };
-  const auto issue_output = [&] {
-    const TileDescriptor v(shared.v[v_turn.stage], S::Keys * 128);
+  const auto issue_output = [&](int stage) {
+    const TileDescriptor v(shared.v[stage], S::Keys * 128);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < S::Keys / 16; ++i)
@@ -390,57 +391,55 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
 #pragma unroll
     for (int i = 0; i < S::D / 2; ++i) o[i] = 0;
 
-    if (work.tile_begin < work.tile_end) {
-      const KeyRange unmasked =
-          work.sight.of_all(work.row0 + warp_row, work.row0 + warp_row + 15);
+    const KeyRange tiles = work.tiles, plain = work.plain;
+    if (tiles.begin < tiles.end) {
+      // What all rows of this warp see needs no mask.
+      const KeyRange unmasked = tiles_within<S>(
+          work.sight.of_all(work.row0 + warp_row, work.row0 + warp_row + 15), kUnbounded);
       // Scores of a tile to weights, in place; false if `o` keeps its scale.
       const auto weigh = [&](int tile) {
         if constexpr (S::Softcap) {
 #pragma unroll
           for (float& x : s) x = tanh_fast(x * p.inner_scale);
         }
-        const int key0 = tile * S::Keys;
-        if (key0 < unmasked.begin || key0 + S::Keys > unmasked.end)
-          hide(s, {work.sight.of(work.row0 + row), work.sight.of(work.row0 + row + 8)}, key0,
-               -kInfinity);
+        if (tile < unmasked.begin || tile >= unmasked.end)
+          hide(s, {work.sight.of(work.row0 + row), work.sight.of(work.row0 + row + 8)},
+               tile * S::Keys, -kInfinity);
         return softmax.step(s, p.scale, factor);
       };
       // Values of a tile have come, and are fit for the product.
       const auto wait_values = [&](int tile) {
-        shared.v_ring.wait_full(v_turn);
-        if (!work.must_inspect<S>(tile)) return false;
-        shared.inspected[v_turn.stage].wait(inspected_phases >> v_turn.stage & 1);
-        inspected_phases ^= 1 << v_turn.stage;
-        const auto& tainted = shared.tainted[v_turn.stage];
-        return (tainted[0] | tainted[1] | tainted[2]) != 0;
+        shared.v_ring.wait_full(turn);
+        if (tile >= plain.begin && tile < plain.end) return;
+        shared.inspected[turn.stage].wait(inspected_phases >> turn.stage & 1);
+        inspected_phases ^= 1 << turn.stage;
       };
 
-      int tile = work.tile_end - 1;
+      int tile = tiles.end - 1;
       shared.q_ring.wait_full(q_turn);
-      shared.k_ring.wait_full(k_turn);
-      issue_scores();
+      shared.k_ring.wait_full(turn);
+      issue_scores(turn.stage);
       wgmma_wait<0>(s);
-      release(shared.k_ring.empty[k_turn.stage]);
-      k_turn.next();
+      release(shared.k_ring.empty[turn.stage]);
       weigh(tile);
       pack_operands<T>(weights, s);
 
-      for (; tile > work.tile_begin; --tile) {
-        shared.k_ring.wait_full(k_turn);
+      for (; tile > tiles.begin; --tile) {
+        Turn<S::Stages> next = turn;
+        next.next();
+        shared.k_ring.wait_full(next);
         turnstile.enter();
-        issue_scores();
-        const bool tainted = wait_values(tile);
-        issue_output();
+        issue_scores(next.stage);
+        wait_values(tile);
+        issue_output(turn.stage);
         turnstile.pass();
         wgmma_wait<1>(s);
-        release(shared.k_ring.empty[k_turn.stage]);
-        k_turn.next();
+        release(shared.k_ring.empty[next.stage]);
         const bool rescale = weigh(tile - 1);
         wgmma_wait<0>(o);
         touch(s);  // the weights under way are not overwritten before this point
-        release(shared.v_ring.empty[v_turn.stage]);
-        v_turn.next();
-        if (tainted) restore_tainted<S>(p, work, tile, work.row0 + row, o);
+        release(shared.v_ring.empty[turn.stage]);
+        turn = next;
         if (rescale) {
 #pragma unroll
           for (int i = 0; i < S::D / 2; ++i) o[i] *= factor[i / 2 % 2];
@@ -450,13 +449,14 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       release(shared.q_ring.empty[0]);
       q_turn.next();
 
-      const bool tainted = wait_values(tile);
-      issue_output();
+      wait_values(tile);
+      issue_output(turn.stage);
       softmax.finish(p.scale, lse);
       wgmma_wait<0>(o);
-      release(shared.v_ring.empty[v_turn.stage]);
-      v_turn.next();
-      if (tainted) restore_tainted<S>(p, work, tile, work.row0 + row, o);
+      release(shared.v_ring.empty[turn.stage]);
+      turn.next();
+      if (work.tainted[0] || work.tainted[1] || work.tainted[2])
+        restore_tainted<S>(p, work, work.row0 + row, o);
     }
     factor[0] = softmax.sum[0] == 0 ? 0 : 1 / softmax.sum[0];
     factor[1] = softmax.sum[1] == 0 ? 0 : 1 / softmax.sum[1];
@@ -468,7 +468,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
 template <class S>
 __global__ void __launch_bounds__(S::Threads, 1)
     attention_forward_kernel(const __grid_constant__ Params p) {
-  extern __shared__ unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   Shared<S>& shared = *reinterpret_cast<Shared<S>*>(memory);
   if (threadIdx.x == 0) {
     prefetch_map(p.q);
@@ -477,7 +477,8 @@ __global__ void __launch_bounds__(S::Threads, 1)
     constexpr int ConsumerWarps = 4 * S::Consumers;
     shared.q_ring.init(1, ConsumerWarps);
     shared.k_ring.init(1, ConsumerWarps);
-    shared.v_ring.init(1, ConsumerWarps + 3);
+    shared.v_ring.init(1, ConsumerWarps);
+    for (Barrier& barrier : shared.requested) barrier.init(1);
     for (Barrier& barrier : shared.inspected) barrier.init(3);
     shared.work_ring.init(1, 3 + ConsumerWarps);
     fence_barrier_init();

@@ -16,7 +16,7 @@ namespace qkv::cuda {
 struct Sm90Sequence {
   std::int32_t q_batch = 0, k_batch = 0;  // index along the batch axis (0 when packed)
   std::int32_t q_start = 0, k_start = 0;  // first row (0 when dense)
-  std::int32_t q_rows = 0;                // rows to write
+  std::int32_t q_rows = 0, k_rows = 0;    // rows to write, keys present
   std::int32_t q_seeing = 0;              // rows from here on see nothing
   std::int32_t k_visible = 0;             // keys from here on are hidden
   std::int32_t offset = 0;                // query i stands at key position i + offset

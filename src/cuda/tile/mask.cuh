@@ -7,7 +7,7 @@
 
 namespace qkv::cuda {
 
-struct KeyRange {
+struct KeyRange {  // of keys, of tiles of them, or, seen from a key, of rows
   int begin, end;
 };
 
@@ -22,6 +22,12 @@ struct Sight {
   __host__ __device__ KeyRange of(int row) const {
     const int begin = row + offset - left, end = row + offset + right + 1;
     return {begin > 0 ? begin : 0, end < visible ? end : visible};
+  }
+  // The other way round: of the first `rows` rows, those that see `key`.
+  __host__ __device__ KeyRange rows_of(int key, int rows) const {
+    if (key >= visible) return {0, 0};
+    const int begin = key - offset - right, end = key - offset + left + 1;
+    return {begin > 0 ? begin : 0, end < rows ? end : rows};
   }
   // Of rows first .. last: what at least one of them sees, and what all of them see.
   __host__ __device__ KeyRange of_some(int first, int last) const {

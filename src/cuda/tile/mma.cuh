@@ -28,6 +28,13 @@ __device__ inline void load_matrices_transposed(std::uint32_t (&to)[4],
                : "memory");
 }
 
+// The other way: lane l gives what load_matrices would have given it.
+__device__ inline void store_matrices(std::uint32_t row_address, const std::uint32_t (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row_address),
+               "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+
 template <class T>
 __device__ void mma(float* d, const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
 #define QKV_MMA(type)                                                                     \

@@ -85,6 +85,32 @@ __device__ inline void load_slab(void* to, const CUtensorMap& map, Barrier& barr
       : "memory");
 }
 
+// Contiguous bytes, a multiple of 16 from a 16-byte boundary. Completes on `barrier`.
+__device__ inline void load_bytes(void* to, const void* from, int bytes, Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(&barrier.word))
+      : "memory");
+}
+// Adds floats in shared memory to floats in global memory; a group of its own.
+__device__ inline void add_floats(float* to, const float* from, int bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+      "cp.async.bulk.commit_group;" ::"l"(to),
+      "r"(shared_address(from)), "r"(bytes)
+      : "memory");
+}
+// Waits until what this thread sent has left shared memory, or (`landed`) has arrived.
+template <bool landed>
+__device__ void wait_sent() {
+  if constexpr (landed) {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  } else {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  }
+}
+
 // All slabs of a tile of `Rows` rows and `Columns` columns.
 template <int Rows, int Columns, class T>
 __device__ void load_tile(T* to, const CUtensorMap& map, Barrier& barrier, int row, int head,

@@ -1,0 +1,705 @@
+// Gradients by blocks of 128 keys. A persistent block holds K and V of its keys and walks over the
+// query rows that see any of them; dK and dV stay in registers, dQ is added up in memory.
+//
+//   warp 0, one lane   draws Works (a block of keys), copies K, V, and per step Q, dO and the rows'
+//                      log-sum-exp and r
+//   warp 1, one lane   adds each step's share of dQ to memory, in a fixed order if asked to
+//   warpgroups 1, 2    own 64 keys each. Scores stand with keys as rows, so that what is made of
+//                      them is at once the left operand of the next product:
+//
+//     S^T  = K Q^T                dP^T = V dO^T               [64 keys, Rows]
+//     P^T  = 2^(S^T - lse)        dS^T = P^T (dP^T - r)
+//     dV  += P^T dO               dK  += dS^T Q               [64 keys, D], from registers
+//     dQ   = dS K                                             both warpgroups' dS, by shared memory
+//
+// Products run beside arithmetic: dP^T beside the exponentials, dV beside dS^T, dK beside the way of
+// dQ to memory.
+#include "cuda/attention_backward_sm90.h"
+
+#include <algorithm>
+#include <string>
+
+#include "cuda/tile/barrier.cuh"
+#include "cuda/tile/finite.cuh"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/mma.cuh"
+#include "cuda/tile/softmax.cuh"
+#include "cuda/tile/store.cuh"
+#include "cuda/tile/tma.cuh"
+#include "cuda/tile/wgmma.cuh"
+#include "qkv/error.h"
+
+namespace qkv::cuda {
+namespace {
+
+constexpr int kKeys = 128;
+constexpr int kThreads = 3 * 128;
+constexpr int kConsumerRegisters = 240, kServerRegisters = 24;
+// Rows of the workspace's tensors are padded to whole steps of any shape.
+constexpr int kRowPadding = 128;
+
+template <class Element, int HeadSize, int RowsPerStep>
+struct Shape {
+  using T = Element;
+  static constexpr int D = HeadSize;  // padded to a multiple of 64
+  static constexpr int Rows = RowsPerStep;
+  static constexpr int Stages = 2;
+  // dQ [Rows, D] is made by two warpgroups: 64 rows each, or half of the columns each.
+  static constexpr bool SplitRows = Rows == 128;
+  static constexpr int ColumnsOfDq = SplitRows ? D : D / 2;
+};
+
+struct RowTerms {  // of a query row: its log-sum-exp times log2(e), and r = dout . out - dlse
+  float lse, r;
+};
+
+struct Params {
+  CUtensorMap q, dout, k, v;
+  void *dk, *dv;
+  Sm90Strides dk_strides, dv_strides;
+  const RowTerms* terms;  // [sequence][head][rows, padded]
+  float* dq;              // the same rows, [D] each, a step's rows in the order of `dq_index`
+  std::uint32_t* turns;   // [sequence][head][steps]: shares of dQ that have been added
+  std::uint32_t* ticket;
+  const Sm90Sequence* sequences;
+  Sm90Sequence all_alike;
+  int heads, key_heads, group, head_size, padded_rows;
+  int left, right;
+  int key_blocks, works;
+  bool deterministic, backward_in_keys;  // the order of Works of a head, and of shares of dQ
+  float scale;                           // of scores
+};
+
+struct Work {
+  int key0;  // within the sequence; -1: no more work
+  int index, key_head;
+  int q_batch, k_batch, q_start, k_start;
+  int keys;  // that exist, from key0 on
+  int seeing;
+  Sight sight;
+  KeyRange steps;
+};
+
+template <class S>
+struct alignas(1024) Shared {
+  typename S::T k[kKeys * S::D], v[kKeys * S::D];
+  typename S::T q[S::Stages][S::Rows * S::D], dout[S::Stages][S::Rows * S::D];
+  typename S::T ds[2][kKeys * S::Rows];  // dS^T: [keys][64 rows] slabs
+  float dq[S::Rows * S::D];
+  RowTerms terms[S::Stages][S::Rows];
+  Ring<1> kv_ring, dq_ring;
+  Ring<S::Stages> q_ring, dout_ring;
+  Ring<2> work_ring;
+  Work work[2];
+};
+
+template <class S>
+__device__ Work make_work(const Params& p, int ticket) {
+  Work work;
+  const int pair = ticket / p.key_blocks, at = ticket % p.key_blocks;
+  const int block = p.backward_in_keys ? p.key_blocks - 1 - at : at;
+  work.index = pair / p.key_heads;
+  work.key_head = pair % p.key_heads;
+  Sm90Sequence sequence = p.all_alike;
+  if (p.sequences)
+    sequence = p.sequences[work.index];
+  else
+    sequence.q_batch = sequence.k_batch = work.index;
+  work.key0 = block * kKeys;
+  work.q_batch = sequence.q_batch;
+  work.k_batch = sequence.k_batch;
+  work.q_start = sequence.q_start;
+  work.k_start = sequence.k_start;
+  work.keys = min(max(sequence.k_rows - work.key0, 0), kKeys);
+  work.seeing = min(sequence.q_seeing, sequence.q_rows);
+  work.sight = {p.left, p.right, sequence.offset, sequence.k_visible};
+  work.steps = {0, 0};
+  const int last = min(work.key0 + kKeys, min(sequence.k_rows, sequence.k_visible)) - 1;
+  if (last >= work.key0) {
+    const int begin = work.sight.rows_of(work.key0, work.seeing).begin;
+    const int end = work.sight.rows_of(last, work.seeing).end;
+    if (begin < end) work.steps = {begin / S::Rows, (end + S::Rows - 1) / S::Rows};
+  }
+  return work;
+}
+
+template <class S>
+struct WorkReader {
+  Shared<S>& shared;
+  Turn<2> turn;
+
+  __device__ const Work& take() {
+    shared.work_ring.wait_full(turn);
+    return shared.work[turn.stage];
+  }
+  // By one lane of each party that took the Work.
+  __device__ void release() {
+    shared.work_ring.empty[turn.stage].arrive();
+    turn.next();
+  }
+};
+
+// ---- Warp 0: copies --------------------------------------------------------------------------
+
+template <class S>
+__device__ void serve(const Params& p, Shared<S>& shared) {
+  Turn<2> work_turn;
+  Turn<1> kv_turn;
+  Turn<S::Stages> turn;
+  int ticket = blockIdx.x;
+  for (;;) {
+    shared.work_ring.wait_empty(work_turn);
+    Work& work = shared.work[work_turn.stage];
+    if (ticket >= p.works) {
+      work.key0 = -1;
+      shared.work_ring.full[work_turn.stage].arrive();
+      return;
+    }
+    work = make_work<S>(p, ticket);
+    shared.work_ring.full[work_turn.stage].arrive();
+    work_turn.next();
+    const unsigned drawn = atomicAdd(p.ticket, 1u);
+    if (drawn == unsigned(p.works) - 1) *p.ticket = 0;
+    ticket = int(drawn + gridDim.x);
+
+    const KeyRange steps = work.steps;
+    if (steps.begin == steps.end) continue;
+    shared.kv_ring.wait_empty(kv_turn);
+    Barrier& kv_full = shared.kv_ring.full[0];
+    load_tile<kKeys, S::D>(shared.k, p.k, kv_full, work.k_start + work.key0, work.key_head,
+                           work.k_batch, Keep::briefly);
+    load_tile<kKeys, S::D>(shared.v, p.v, kv_full, work.k_start + work.key0, work.key_head,
+                           work.k_batch, Keep::briefly);
+    kv_turn.next();
+    const int q_batch = work.q_batch, q_start = work.q_start;
+    const int head_end = (work.key_head + 1) * p.group;
+    for (int head = head_end - p.group; head < head_end; ++head) {
+      const RowTerms* const terms =
+          p.terms + (std::int64_t(work.index) * p.heads + head) * p.padded_rows;
+      for (int step = steps.begin; step < steps.end; ++step, turn.next()) {
+        const int row = step * S::Rows;
+        Barrier& q_full = shared.q_ring.full[turn.stage];
+        Barrier& dout_full = shared.dout_ring.full[turn.stage];
+        shared.q_ring.wait_empty(turn);
+        q_full.expect(S::Rows * int(sizeof(RowTerms)));
+        load_bytes(shared.terms[turn.stage], terms + row, S::Rows * int(sizeof(RowTerms)), q_full);
+        load_tile<S::Rows, S::D>(shared.q[turn.stage], p.q, q_full, q_start + row, head, q_batch,
+                                 Keep::long_time);
+        shared.dout_ring.wait_empty(turn);
+        load_tile<S::Rows, S::D>(shared.dout[turn.stage], p.dout, dout_full, q_start + row, head,
+                                 q_batch, Keep::long_time);
+      }
+    }
+  }
+}
+
+// ---- Warp 1: dQ to memory ----------------------------------------------------------------------
+
+// Which share of a step's dQ a block of keys brings: shares are added in this order, and it is the
+// order in which Works are drawn, so that nobody waits for a Work that has not begun.
+template <class S>
+__device__ unsigned share_of(const Params& p, const Work& work, int step) {
+  const int first = step * S::Rows, last = min(first + S::Rows, work.seeing) - 1;
+  const KeyRange some = work.sight.of_some(first, last);
+  const int block = work.key0 / kKeys;
+  return p.backward_in_keys ? (some.end - 1) / kKeys - block : block - some.begin / kKeys;
+}
+
+template <class S>
+__device__ void add_dq(const Params& p, Shared<S>& shared) {
+  WorkReader<S> reader{shared};
+  Turn<1> turn;
+  for (;;) {
+    const Work& work = reader.take();
+    if (work.key0 < 0) break;
+    for (int g = 0; g < p.group; ++g) {
+      const std::int64_t pair =
+          std::int64_t(work.index) * p.heads + work.key_head * p.group + g;
+      float* const dq = p.dq + pair * p.padded_rows * S::D;
+      for (int step = work.steps.begin; step < work.steps.end; ++step, turn.next()) {
+        shared.dq_ring.wait_full(turn);
+        float* const to = dq + std::int64_t(step) * S::Rows * S::D;
+        if (p.deterministic) {
+          std::uint32_t* const done = p.turns + pair * (p.padded_rows / S::Rows) + step;
+          const unsigned share = share_of<S>(p, work, step);
+          unsigned seen;
+          do {
+            asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(done) : "memory");
+          } while (seen != share);
+          add_floats(to, shared.dq, S::Rows * S::D * 4);
+          wait_sent<true>();
+          __threadfence();
+          asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(done), "r"(share + 1) : "memory");
+        } else {
+          add_floats(to, shared.dq, S::Rows * S::D * 4);
+          wait_sent<false>();
+        }
+        shared.dq_ring.empty[0].arrive();
+      }
+    }
+    reader.release();
+  }
+  wait_sent<true>();
+}
+
+// Where register `i` (of a float4 each) of a thread lies within a step's dQ.
+template <class S>
+__device__ int dq_index(int consumer, int i, int thread) {
+  return ((consumer * (S::Rows * S::D / 1024) + i) * 128 + thread) * 4;
+}
+
+// ---- Warpgroups 1 and 2 ------------------------------------------------------------------------
+
+template <class S>
+__device__ void compute(const Params& p, Shared<S>& shared) {
+  using T = typename S::T;
+  constexpr int Both = 1;  // the numbered barrier of the two warpgroups
+  const int consumer = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+  const int warp_key = 64 * consumer + thread / 32 * 16;
+  WorkReader<S> reader{shared};
+  Turn<1> kv_turn, dq_turn;
+  Turn<S::Stages> turn;
+  const float scale = p.scale * kLog2e;
+
+  float dk[S::D / 2], dv[S::D / 2], s[S::Rows / 2];
+  const auto release = [&](Barrier& barrier) {
+    if (lane == 0) barrier.arrive();
+  };
+  const auto issue_scores = [&](const T* keys, const T* rows, float(&to)[S::Rows / 2]) {
+    const TileDescriptor a(keys + 64 * consumer * kSlab, 0), b(rows, 0);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < S::D / 16; ++i) {
+      const int slab = i / 4, within = i % 4 * 32;
+      wgmma<T, inner, inner>(to, a.at(slab * kKeys * 128 + within),
+                             b.at(slab * S::Rows * 128 + within), i > 0);
+    }
+    wgmma_commit();
+  };
+  const auto issue_gradient = [&](float(&to)[S::D / 2], const std::uint32_t(&a)[S::Rows / 16][4],
+                                  const T* rows) {
+    const TileDescriptor b(rows, S::Rows * 128);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < S::Rows / 16; ++i) wgmma<T, outer>(to, a[i], b.at(i * 16 * 128), 1);
+    wgmma_commit();
+  };
+
+  for (;;) {
+    const Work& work = reader.take();
+    if (work.key0 < 0) return;
+#pragma unroll
+    for (int i = 0; i < S::D / 2; ++i) dk[i] = dv[i] = 0;
+    const KeyRange steps = work.steps;
+    const int key0 = work.key0, seeing = work.seeing;
+    const Sight sight = work.sight;
+    if (steps.begin < steps.end) {
+      // Rows that see all keys of this warp need no mask.
+      const KeyRange unmasked{sight.rows_of(key0 + warp_key + 15, seeing).begin,
+                              sight.rows_of(key0 + warp_key + 15, seeing).end > 0
+                                  ? sight.rows_of(key0 + warp_key, seeing).end
+                                  : 0};
+      shared.kv_ring.wait_full(kv_turn);
+      kv_turn.next();
+      const int count = (steps.end - steps.begin) * p.group;
+      int step = steps.begin;
+      for (int i = 0; i < count; ++i) {
+        float dp[S::Rows / 2];
+        shared.q_ring.wait_full(turn);
+        issue_scores(shared.k, shared.q[turn.stage], s);
+        shared.dout_ring.wait_full(turn);
+        issue_scores(shared.v, shared.dout[turn.stage], dp);
+        wgmma_wait<1>(s);
+
+        const int row0 = step * S::Rows;
+        if (row0 < unmasked.begin || row0 + S::Rows > unmasked.end) {
+          const int key = key0 + warp_key + lane / 4;
+          hide(s, {sight.rows_of(key, seeing), sight.rows_of(key + 8, seeing)}, row0, -kInfinity);
+        }
+        // {lse, r} of rows 8 n + 2 (lane % 4) and the next.
+        const float4* const terms =
+            reinterpret_cast<const float4*>(shared.terms[turn.stage]) + lane % 4;
+#pragma unroll
+        for (int n = 0; n < S::Rows / 8; ++n) {
+          const float4 two = terms[4 * n];
+          s[4 * n + 0] = exp2_fast(fmaf(s[4 * n + 0], scale, -two.x));
+          s[4 * n + 1] = exp2_fast(fmaf(s[4 * n + 1], scale, -two.z));
+          s[4 * n + 2] = exp2_fast(fmaf(s[4 * n + 2], scale, -two.x));
+          s[4 * n + 3] = exp2_fast(fmaf(s[4 * n + 3], scale, -two.z));
+        }
+        std::uint32_t weights[S::Rows / 16][4];
+        pack_operands<T>(weights, s);
+        issue_gradient(dv, weights, shared.dout[turn.stage]);
+        wgmma_wait<1>(dp);
+#pragma unroll
+        for (int n = 0; n < S::Rows / 8; ++n) {
+          const float4 two = terms[4 * n];
+          dp[4 * n + 0] = s[4 * n + 0] * (dp[4 * n + 0] - two.y);
+          dp[4 * n + 1] = s[4 * n + 1] * (dp[4 * n + 1] - two.w);
+          dp[4 * n + 2] = s[4 * n + 2] * (dp[4 * n + 2] - two.y);
+          dp[4 * n + 3] = s[4 * n + 3] * (dp[4 * n + 3] - two.w);
+        }
+        std::uint32_t ds[S::Rows / 16][4];
+        pack_operands<T>(ds, dp);
+        // Two buffers: the other warpgroup may still read the one of the step before.
+        T* const ds_shared = shared.ds[i % 2];
+#pragma unroll
+        for (int n = 0; n < S::Rows / 16; ++n)
+          store_matrices(shared_address(ds_shared) +
+                             swizzled(kKeys, warp_key + lane % 16, 2 * n + lane / 16),
+                         ds[n]);
+        fence_async_proxy();
+        named_wait(Both, 256);
+
+        float dq[S::ColumnsOfDq / 2];
+        {
+          const TileDescriptor a(ds_shared + (S::SplitRows ? consumer * kKeys * kSlab : 0), 0);
+          const TileDescriptor b(
+              shared.k + (S::SplitRows ? 0 : consumer * (S::D / 128) * kKeys * kSlab), kKeys * 128);
+          wgmma_fence();
+#pragma unroll
+          for (int n = 0; n < kKeys / 16; ++n)
+            wgmma<T, outer, outer>(dq, a.at(n * 16 * 128), b.at(n * 16 * 128), n > 0);
+          wgmma_commit();
+        }
+        issue_gradient(dk, ds, shared.q[turn.stage]);
+        wgmma_wait<1>(dq);
+        release(shared.dout_ring.empty[turn.stage]);
+        shared.dq_ring.wait_empty(dq_turn);
+        dq_turn.next();
+#pragma unroll
+        for (int n = 0; n < S::ColumnsOfDq / 8; ++n)
+          *reinterpret_cast<float4*>(shared.dq + dq_index<S>(consumer, n, thread)) = {
+              dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]};
+        fence_async_proxy();
+        __syncwarp();
+        release(shared.dq_ring.full[0]);
+        wgmma_wait<0>(dk);
+        release(shared.q_ring.empty[turn.stage]);
+        turn.next();
+        if (++step == steps.end) step = steps.begin;
+      }
+      touch(dv);
+      release(shared.kv_ring.empty[0]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int key = warp_key + lane / 4 + 8 * r;
+      const bool present = key < work.keys;
+      const auto row = [&](void* data, const Sm90Strides& strides) {
+        return static_cast<T*>(data) + work.k_batch * strides.batch +
+               work.key_head * strides.head +
+               std::int64_t(work.k_start + key0 + key) * strides.row;
+      };
+      store_row(row(p.dk, p.dk_strides), present, p.head_size, dk, r, p.scale, false);
+      store_row(row(p.dv, p.dv_strides), present, p.head_size, dv, r, 1.f, false);
+    }
+    __syncwarp();
+    if (lane == 0) shared.work_ring.empty[reader.turn.stage].arrive();
+    reader.turn.next();
+  }
+}
+
+template <class S>
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_backward_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  Shared<S>& shared = *reinterpret_cast<Shared<S>*>(memory);
+  if (threadIdx.x == 0) {
+    prefetch_map(p.q);
+    prefetch_map(p.dout);
+    prefetch_map(p.k);
+    prefetch_map(p.v);
+    constexpr int ConsumerWarps = 8;
+    shared.kv_ring.init(2, ConsumerWarps);  // K and V
+    shared.q_ring.init(2, ConsumerWarps);   // Q and the rows' terms
+    shared.dout_ring.init(1, ConsumerWarps);
+    shared.dq_ring.init(ConsumerWarps, 1);
+    shared.work_ring.init(1, 1 + ConsumerWarps);
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    shrink_registers<kServerRegisters>();
+    if (threadIdx.x == 0)
+      serve(p, shared);
+    else if (threadIdx.x == 32)
+      add_dq(p, shared);
+  } else {
+    grow_registers<kConsumerRegisters>();
+    compute(p, shared);
+  }
+}
+
+// ---- Before and after ----------------------------------------------------------------------------
+
+struct RowParams {
+  const void *dout, *out;
+  const float *lse, *dlse;
+  void* dq;
+  Sm90Strides dout_strides, out_strides, dq_strides;
+  const Sm90Sequence* sequences;
+  Sm90Sequence all_alike;
+  RowTerms* terms;
+  const float* sums;  // of dQ
+  std::uint32_t* tainted;
+  int heads, head_size, q_rows, padded_rows;
+  float scale;
+
+  __device__ Sm90Sequence sequence(int index) const {
+    Sm90Sequence found = all_alike;
+    if (sequences)
+      found = sequences[index];
+    else
+      found.q_batch = found.k_batch = index;
+    return found;
+  }
+};
+
+// Each row's terms; eight lanes per row. Rows that see nothing get a log-sum-exp that makes all
+// their weights 0.
+template <class T>
+__global__ void row_terms_kernel(const RowParams p) {
+  const int pair = blockIdx.y, index = pair / p.heads, head = pair % p.heads;
+  const int row = blockIdx.x * (blockDim.x / 8) + threadIdx.x / 8, part = threadIdx.x % 8;
+  const Sm90Sequence sequence = p.sequence(index);
+  const std::int64_t at = sequence.q_start + row;
+  const bool present = row < min(sequence.q_rows, sequence.q_seeing);
+  float sum = 0;
+  if (present) {
+    const T* const dout = static_cast<const T*>(p.dout) + sequence.q_batch * p.dout_strides.batch +
+                          head * p.dout_strides.head + at * p.dout_strides.row;
+    const T* const out = static_cast<const T*>(p.out) + sequence.q_batch * p.out_strides.batch +
+                         head * p.out_strides.head + at * p.out_strides.row;
+    for (int column = 8 * part; column < p.head_size; column += 64) {
+      const uint4 a = *reinterpret_cast<const uint4*>(dout + column);
+      const uint4 b = *reinterpret_cast<const uint4*>(out + column);
+      const T* const x = reinterpret_cast<const T*>(&a);
+      const T* const y = reinterpret_cast<const T*>(&b);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum += float(x[i]) * float(y[i]);
+    }
+  }
+#pragma unroll
+  for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+  if (part != 0 || row >= p.padded_rows) return;
+  RowTerms terms{kInfinity, 0};
+  if (present) {
+    const std::int64_t i = (std::int64_t(sequence.q_batch) * p.heads + head) * p.q_rows + at;
+    const float lse = p.lse[i];
+    if (lse != -kInfinity) terms = {lse * kLog2e, sum - (p.dlse ? p.dlse[i] : 0.f)};
+    if (fabsf(lse) > OnlineSoftmax::kExtreme && lse != -kInfinity) *p.tainted = 1;
+  }
+  p.terms[std::int64_t(pair) * p.padded_rows + row] = terms;
+}
+
+// Looks for NaN and Inf in a [batches, heads, rows, columns] tensor.
+template <class T>
+__global__ void find_tainted_kernel(const T* data, Sm90Strides strides, int heads, int rows,
+                                    int vectors, std::uint32_t* tainted) {
+  const T* const from =
+      data + blockIdx.y / heads * strides.batch + blockIdx.y % heads * strides.head;
+  bool finite = true;
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rows * vectors;
+       i += gridDim.x * blockDim.x)
+    finite &= all_finite<T>(*reinterpret_cast<const uint4*>(
+        from + i / vectors * strides.row + i % vectors * 8));
+  if (!finite) *tainted = 1;
+}
+
+// dQ from the order of its sums to rows, scaled and rounded.
+template <class S>
+__global__ void finish_dq_kernel(const RowParams p) {
+  using T = typename S::T;
+  const int pair = blockIdx.y, step = blockIdx.x, index = pair / p.heads, head = pair % p.heads;
+  const Sm90Sequence sequence = p.sequence(index);
+  if (step * S::Rows >= sequence.q_rows) return;
+  const float* const sums =
+      p.sums + (std::int64_t(pair) * p.padded_rows + step * S::Rows) * S::D;
+  const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
+  float dq[S::ColumnsOfDq / 2];
+#pragma unroll
+  for (int i = 0; i < S::ColumnsOfDq / 8; ++i) {
+    const float4 found =
+        *reinterpret_cast<const float4*>(sums + dq_index<S>(consumer, i, thread));
+    dq[4 * i] = found.x;
+    dq[4 * i + 1] = found.y;
+    dq[4 * i + 2] = found.z;
+    dq[4 * i + 3] = found.w;
+  }
+  const int column0 = S::SplitRows ? 0 : consumer * S::ColumnsOfDq;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = step * S::Rows + (S::SplitRows ? 64 * consumer : 0) + thread / 32 * 16 +
+                    lane / 4 + 8 * r;
+    T* const to = static_cast<T*>(p.dq) + sequence.q_batch * p.dq_strides.batch +
+                  head * p.dq_strides.head +
+                  std::int64_t(sequence.q_start + row) * p.dq_strides.row + column0;
+    store_row(to, row < sequence.q_rows, p.head_size - column0, dq, r, p.scale, false);
+  }
+}
+
+// ---- Host --------------------------------------------------------------------------------------
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+void check_status(cudaError_t status) {
+  if (status != cudaSuccess)
+    throw Error(std::string("attention_backward: ") + cudaGetErrorString(status));
+}
+
+// The workspace: sums of dQ, then turns, the tainted word (these three start as 0), then terms.
+struct Workspace {
+  std::int64_t pairs, padded_rows, turns;
+  std::int64_t dq_bytes, zero_bytes, bytes;
+
+  explicit Workspace(const Sm90Backward& call) {
+    const Sm90Forward& f = call.forward;
+    const std::int64_t D = f.head_size <= 64 ? 64 : 128;
+    pairs = f.sequence_count * f.heads;
+    padded_rows = (f.longest + kRowPadding - 1) / kRowPadding * kRowPadding;
+    turns = pairs * (padded_rows / 64);
+    dq_bytes = pairs * padded_rows * D * 4;
+    zero_bytes = (dq_bytes + turns * 4 + 4 + 15) / 16 * 16;
+    bytes = zero_bytes + pairs * padded_rows * std::int64_t(sizeof(RowTerms));
+  }
+};
+
+template <class S>
+const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
+  using T = typename S::T;
+  const Sm90Forward& f = call.forward;
+  const Workspace space(call);
+  std::byte* const base = static_cast<std::byte*>(call.workspace);
+  auto* const turns = reinterpret_cast<std::uint32_t*>(base + space.dq_bytes);
+  std::uint32_t* const tainted = turns + space.turns;
+  auto* const terms = reinterpret_cast<RowTerms*>(base + space.zero_bytes);
+  check_status(cudaMemsetAsync(base, 0, space.zero_bytes, stream));
+
+  RowParams rows{};
+  rows.dout = call.dout;
+  rows.out = f.out;
+  rows.lse = f.lse;
+  rows.dlse = call.dlse;
+  rows.dq = call.dq;
+  rows.dout_strides = call.dout_strides;
+  rows.out_strides = f.out_strides;
+  rows.dq_strides = call.dq_strides;
+  rows.sequences = f.sequences;
+  rows.all_alike = f.all_alike;
+  rows.terms = terms;
+  rows.sums = reinterpret_cast<const float*>(base);
+  rows.tainted = tainted;
+  rows.heads = int(f.heads);
+  rows.head_size = int(f.head_size);
+  rows.q_rows = int(f.q_rows);
+  rows.padded_rows = int(space.padded_rows);
+  rows.scale = f.scale;
+  if (space.pairs * space.padded_rows > 0)
+    row_terms_kernel<T><<<dim3(unsigned(space.padded_rows / 32), unsigned(space.pairs)), 256, 0,
+                          stream>>>(rows);
+
+  const bool masked = f.left >= 0 || f.right >= 0 || f.sequences ||
+                      f.all_alike.k_visible < f.k_rows || f.all_alike.q_seeing < f.q_rows;
+  if (masked) {
+    const auto find = [&](const void* data, const Sm90Strides& strides, std::int64_t batches,
+                          std::int64_t heads, std::int64_t extent) {
+      if (batches * heads * extent == 0) return;
+      const int vectors = int(f.head_size / 8);
+      const unsigned blocks =
+          unsigned(std::clamp<std::int64_t>(extent * vectors / 2048, 1, 64));
+      find_tainted_kernel<T><<<dim3(blocks, unsigned(batches * heads)), 256, 0, stream>>>(
+          static_cast<const T*>(data), strides, int(heads), int(extent), vectors, tainted);
+    };
+    find(f.q, f.q_strides, f.q_batches, f.heads, f.q_rows);
+    find(call.dout, call.dout_strides, f.q_batches, f.heads, f.q_rows);
+    find(f.k, f.k_strides, f.k_batches, f.key_heads, f.k_rows);
+    find(f.v, f.v_strides, f.k_batches, f.key_heads, f.k_rows);
+  }
+
+  Params p{};
+  const auto map = [&](const void* data, const Sm90Strides& strides, std::int64_t batches,
+                       std::int64_t heads, std::int64_t extent, int box) {
+    return make_tensor_map(
+        {data, batches, heads, extent, f.head_size, strides.batch, strides.head, strides.row},
+        f.dtype, box);
+  };
+  p.q = map(f.q, f.q_strides, f.q_batches, f.heads, f.q_rows, S::Rows);
+  p.dout = map(call.dout, call.dout_strides, f.q_batches, f.heads, f.q_rows, S::Rows);
+  p.k = map(f.k, f.k_strides, f.k_batches, f.key_heads, f.k_rows, kKeys);
+  p.v = map(f.v, f.v_strides, f.k_batches, f.key_heads, f.k_rows, kKeys);
+  p.dk = call.dk;
+  p.dv = call.dv;
+  p.dk_strides = call.dk_strides;
+  p.dv_strides = call.dv_strides;
+  p.terms = terms;
+  p.dq = reinterpret_cast<float*>(base);
+  p.turns = turns;
+  p.ticket = f.ticket;
+  p.sequences = f.sequences;
+  p.all_alike = f.all_alike;
+  p.heads = int(f.heads);
+  p.key_heads = int(f.key_heads);
+  p.group = int(f.heads / f.key_heads);
+  p.head_size = int(f.head_size);
+  p.padded_rows = int(space.padded_rows);
+  p.left = f.left < 0 ? kUnbounded : int(std::min<std::int64_t>(f.left, kUnbounded));
+  p.right = f.right < 0 ? kUnbounded : int(std::min<std::int64_t>(f.right, kUnbounded));
+  p.key_blocks = int((call.longest_keys + kKeys - 1) / kKeys);
+  p.works = int(f.sequence_count * f.key_heads * p.key_blocks);
+  p.deterministic = call.deterministic;
+  // Under a diagonal, block n reaches a step of rows one step later than block n + 1 does: taken
+  // from the last to the first, shares of dQ come in the order in which they are ready. The longest
+  // blocks are then last; without that need they are first.
+  p.backward_in_keys = call.deterministic && f.right >= 0;
+  p.scale = f.scale;
+  if (p.works > 0) {
+    constexpr int Bytes = sizeof(Shared<S>);
+    static_assert(Bytes <= 227 * 1024);
+    const auto kernel = attention_backward_kernel<S>;
+    check_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Bytes));
+    kernel<<<std::min(p.works, multiprocessors()), kThreads, Bytes, stream>>>(p);
+  }
+  if (space.pairs * space.padded_rows > 0)
+    finish_dq_kernel<S><<<dim3(unsigned(space.padded_rows / S::Rows), unsigned(space.pairs)), 256,
+                          0, stream>>>(rows);
+  check_status(cudaGetLastError());
+  return tainted;
+}
+
+template <class T>
+const std::uint32_t* launch_for(const Sm90Backward& call, cudaStream_t stream) {
+  if (call.forward.head_size <= 64) return launch<Shape<T, 64, 128>>(call, stream);
+  return launch<Shape<T, 128, 64>>(call, stream);
+}
+
+}  // namespace
+
+const char* why_not_sm90_backward(const Sm90Backward& call) {
+  const Sm90Forward& f = call.forward;
+  if (const char* why = why_not_sm90_forward(f)) return why;
+  if (f.softcap > 0) return "softcap";
+  if (f.head_size > 128) return "head size is above 128";
+  if (f.sequence_count * f.heads > 65535) return "too many heads";
+  const auto mapped = [&](const void* data, const Sm90Strides& s) {
+    return can_map({data, 0, 0, 0, 0, s.batch, s.head, s.row});
+  };
+  if (!mapped(call.dout, call.dout_strides) || !mapped(call.dq, call.dq_strides) ||
+      !mapped(call.dk, call.dk_strides) || !mapped(call.dv, call.dv_strides))
+    return "rows of gradients are not 16-byte aligned";
+  return nullptr;
+}
+
+std::int64_t sm90_backward_workspace(const Sm90Backward& call) { return Workspace(call).bytes; }
+
+const std::uint32_t* attention_backward_sm90(const Sm90Backward& call, cudaStream_t stream) {
+  if (call.forward.dtype == DType::bf16) return launch_for<__nv_bfloat16>(call, stream);
+  return launch_for<__half>(call, stream);
+}
+
+}  // namespace qkv::cuda
