@@ -36,6 +36,7 @@ struct AttentionProblem {
   bool bidirectional = true;
   std::int64_t max_distance = 128;
   Tensor sinks;  // f32 [H] contiguous, or undefined
+  bool deterministic = true;
 
   std::int64_t group() const { return heads / key_heads; }
   bool has_diagonal_bias() const { return slopes.defined() || table.defined(); }

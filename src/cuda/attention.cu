@@ -153,6 +153,11 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
 void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionBackward& t) {
   if (p.sequences.empty()) return;
   cuda::PreparedJob prepared = cuda::prepare(*this, p);
+  cuda::HopperBackward faster;
+  if (cuda::why_not_hopper(p, t).empty()) {
+    faster = cuda::hopper_backward(*this, p, t);
+    prepared.job.only_if = faster.served;
+  }
   const cuda::AttentionJob& job = prepared.job;
   cuda::BackwardTensors tensors;
   tensors.dout = cuda::rows_of(t.dout);
@@ -182,9 +187,10 @@ AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,
   AttentionResults results;
   // Any tensor says that a statistic is asked for.
   if (options.statistics != Statistics::none) results.statistics.max_logit = p.q;
-  const std::string reason = cuda::why_not_hopper(p, results);
-  return {reason.empty() ? cuda::hopper_kernel(p, results) : "general: " + reason,
-          "general: no faster one yet"};
+  const std::string forward = cuda::why_not_hopper(p, results);
+  const std::string backward = cuda::why_not_hopper(p, AttentionBackward());
+  return {forward.empty() ? cuda::hopper_kernel(p, results) : "general: " + forward,
+          backward.empty() ? "sm90" : "general: " + backward};
 }
 
 void CudaBackend::attention_weights(const AttentionProblem& p, const AttentionWeights& wanted) {

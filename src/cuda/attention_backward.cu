@@ -5,6 +5,11 @@
 namespace qkv::cuda {
 namespace {
 
+// Behind a faster kernel that has served the call, there is nothing left to do.
+__device__ bool is_served(const AttentionJob& job) {
+  return job.only_if != nullptr && *job.only_if == 0;
+}
+
 // f32 lse holds log(sum) well only while it is small: beyond, rows find maximum and sum again.
 constexpr float kExactLse = 14;
 
@@ -12,6 +17,7 @@ constexpr float kExactLse = 14;
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     prepare_kernel(AttentionJob job, BackwardTensors x, BackwardRows rows) {
+  if (is_served(job)) return;
   __shared__ ProductRoom room;
   const Lane lane;
   const int head = blockIdx.y, sequence = blockIdx.z;
@@ -113,6 +119,7 @@ __device__ void store(const Sums<kWide>& sums, float factor, const Rows& to, std
 template <class T, int kWide>
 __global__ void __launch_bounds__(kThreads)
     queries_kernel(AttentionJob job, BackwardTensors x, BackwardRows rows) {
+  if (is_served(job)) return;
   extern __shared__ char shared[];
   auto& sum_room = *reinterpret_cast<SumRoom<kWide>*>(shared);
   auto& product_room = *reinterpret_cast<ProductRoom*>(shared + sizeof(SumRoom<kWide>));
@@ -147,6 +154,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, int kWide, bool kKeys>
 __global__ void __launch_bounds__(kThreads)
     keys_kernel(AttentionJob job, BackwardTensors x, BackwardRows rows) {
+  if (is_served(job)) return;
   extern __shared__ char shared[];
   auto& sum_room = *reinterpret_cast<SumRoom<kWide>*>(shared);
   auto& product_room = *reinterpret_cast<ProductRoom*>(shared + sizeof(SumRoom<kWide>));

@@ -22,20 +22,20 @@ struct RunningStatistics {
   int best_key = -1;             // ... and where it was first
   float logit = -INFINITY;       // the largest a
   float origin = 0;             // scores are counted from here, so that their mean keeps its digits
-  float mean = 0, squares = 0;   // of s, by Welford's rule for groups
+  float mean = 0, squares = 0;  // of s, by Welford's rule for groups
   bool has_nan_logit = false;
 };
 
 __device__ void add_statistics(RunningStatistics& t, const Score (&pairs)[kSide], int first_key,
                                float top, const float (&e)[kSide]) {
-  float count = 0, total = 0, best = -INFINITY, logit = -INFINITY, weighted = 0, mass = 0;
+  float count = 0, plain = 0, best = -INFINITY, logit = -INFINITY, weighted = 0, mass = 0;
   int best_key = INT_MAX;
   bool nan_logit = false;
   for (int c = 0; c < kSide; ++c) {
     const Score& pair = pairs[c];
     if (!pair.visible) continue;
     count += 1;
-    total += pair.s - t.origin;
+    plain += pair.s;
     if (best_key == INT_MAX || pair.s > best) {
       best = pair.s;
       best_key = first_key + c;
@@ -57,8 +57,13 @@ __device__ void add_statistics(RunningStatistics& t, const Score (&pairs)[kSide]
   }
   // Both rows of a warp take part in every exchange, whatever they see.
   count = row_sum(count);
+  const float about = row_sum(plain) / fmaxf(count, 1);
+  if (t.seen == 0) t.origin = about;
+  float total = 0, squares = 0;
+  for (int c = 0; c < kSide; ++c) {
+    if (pairs[c].visible) total += pairs[c].s - t.origin;
+  }
   const float mean = row_sum(total) / fmaxf(count, 1);
-  float squares = 0;
   for (int c = 0; c < kSide; ++c) {
     const float d = pairs[c].s - t.origin - mean;
     if (pairs[c].visible) squares += d * d;
@@ -142,7 +147,6 @@ __global__ void __launch_bounds__(kThreads)
           st.weighted = shrink == 0 ? 0.0f : shrink * (st.weighted - d * st.mass);
           st.mass *= shrink;
         }
-        if (st.seen == 0) st.origin = base;
         add_statistics(st, pairs, static_cast<int>(j) + lane.column(0), base, e);
       }
       row[r].sum = row[r].sum * shrink + row_sum(total);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/check.h"
+#include "cuda/attention_backward_sm90.h"
 #include "cuda/attention_decode.h"
 #include "cuda/attention_forward_sm90.h"
 
@@ -14,8 +15,15 @@ Sm90Strides strides_of(const Tensor& x) { return {x.stride(0), x.stride(1), x.st
 
 Sm90Sequence sequence_of(const AttentionSequence& s) {
   const auto number = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
-  return {number(s.q_batch), number(s.k_batch),  number(s.q_start),   number(s.k_start),
-          number(s.q_rows),  number(s.q_seeing), number(s.k_visible), number(s.offset)};
+  return {.q_batch = number(s.q_batch),
+          .k_batch = number(s.k_batch),
+          .q_start = number(s.q_start),
+          .k_start = number(s.k_start),
+          .q_rows = number(s.q_rows),
+          .k_rows = number(s.k_rows),
+          .q_seeing = number(s.q_seeing),
+          .k_visible = number(s.k_visible),
+          .offset = number(s.offset)};
 }
 
 bool are_alike(const std::vector<AttentionSequence>& sequences) {
@@ -24,7 +32,7 @@ bool are_alike(const std::vector<AttentionSequence>& sequences) {
     const AttentionSequence& s = sequences[b];
     const auto at = static_cast<std::int64_t>(b);
     if (s.q_batch != at || s.k_batch != at || s.q_start != 0 || s.k_start != 0 ||
-        s.q_rows != first.q_rows || s.q_seeing != first.q_seeing ||
+        s.q_rows != first.q_rows || s.k_rows != first.k_rows || s.q_seeing != first.q_seeing ||
         s.k_visible != first.k_visible || s.offset != first.offset) {
       return false;
     }
@@ -66,14 +74,46 @@ Sm90Forward call_of(const AttentionProblem& p, const AttentionResults& results) 
   return call;
 }
 
-}  // namespace
-
-std::string why_not_hopper(const AttentionProblem& p, const AttentionResults& results) {
-  const AttentionStatistics& s = results.statistics;
-  if (s.max_logit.defined() || s.score_mean.defined() || s.entropy.defined() ||
-      s.top_weight.defined() || s.received.defined()) {
-    return "statistics are asked for";
+Sm90Backward call_of(const AttentionProblem& p, const AttentionBackward& t) {
+  Sm90Backward call;
+  AttentionResults forward;
+  forward.out = t.out;
+  forward.lse = t.lse;
+  call.forward = call_of(p, forward);
+  call.deterministic = p.deterministic;
+  for (const AttentionSequence& s : p.sequences) {
+    call.longest_keys = std::max(call.longest_keys, s.k_rows);
   }
+  if (t.dout.defined()) {
+    call.dout = t.dout.raw();
+    call.dlse = t.dlse.defined() ? t.dlse.data<float>() : nullptr;
+    call.dq = t.dq.raw();
+    call.dk = t.dk.raw();
+    call.dv = t.dv.raw();
+    call.dout_strides = strides_of(t.dout);
+    call.dq_strides = strides_of(t.dq);
+    call.dk_strides = strides_of(t.dk);
+    call.dv_strides = strides_of(t.dv);
+  } else {  // results that are not there yet
+    call.dout_strides = call.dq_strides = call.forward.q_strides;
+    call.dk_strides = call.forward.k_strides;
+    call.dv_strides = call.forward.v_strides;
+  }
+  return call;
+}
+
+// The sequences on the device, unless they are all alike.
+Tensor upload_sequences(CudaBackend& backend, const AttentionProblem& p, Sm90Forward& call) {
+  if (are_alike(p.sequences)) return {};
+  std::vector<Sm90Sequence> all;
+  for (const AttentionSequence& s : p.sequences) all.push_back(sequence_of(s));
+  Tensor there = backend.upload(std::as_bytes(std::span(all)));
+  call.sequences = static_cast<const Sm90Sequence*>(there.raw());
+  return there;
+}
+
+// What neither pass can do, whatever the strides of its results.
+std::string why_not_either(const AttentionProblem& p) {
   if (p.bias.defined() || p.has_diagonal_bias()) return "there is a bias";
   if (p.sinks.defined()) return "there are sinks";
   if (p.dropout > 0) return "there is dropout";
@@ -83,15 +123,37 @@ std::string why_not_hopper(const AttentionProblem& p, const AttentionResults& re
   for (const Tensor* x : {&p.q, &p.k, &p.v}) {
     if (x->stride(3) != 1) return "elements of a row are not neighbours";
   }
-  if (results.out.defined() && results.out.stride(3) != 1) {
-    return "elements of a row are not neighbours";
-  }
   constexpr std::int64_t kFar = std::int64_t{1} << 30;
   for (const AttentionSequence& sequence : p.sequences) {
     if (std::abs(sequence.offset) >= kFar) return "the diagonal is too far away";
   }
   if (std::max(p.left, p.right) >= kFar) return "the window is too wide";
+  return "";
+}
+
+bool has_neighbours(const Tensor& x) { return !x.defined() || x.stride(3) == 1; }
+
+}  // namespace
+
+std::string why_not_hopper(const AttentionProblem& p, const AttentionResults& results) {
+  const AttentionStatistics& s = results.statistics;
+  if (s.max_logit.defined() || s.score_mean.defined() || s.entropy.defined() ||
+      s.top_weight.defined() || s.received.defined()) {
+    return "statistics are asked for";
+  }
+  if (std::string reason = why_not_either(p); !reason.empty()) return reason;
+  if (!has_neighbours(results.out)) return "elements of a row are not neighbours";
   const char* reason = why_not_sm90_forward(call_of(p, results));
+  return reason != nullptr ? reason : "";
+}
+
+std::string why_not_hopper(const AttentionProblem& p, const AttentionBackward& t) {
+  if (t.dentropy.defined()) return "there is a gradient of the entropy";
+  if (std::string reason = why_not_either(p); !reason.empty()) return reason;
+  for (const Tensor* x : {&t.dout, &t.out, &t.dq, &t.dk, &t.dv}) {
+    if (!has_neighbours(*x)) return "elements of a row are not neighbours";
+  }
+  const char* reason = why_not_sm90_backward(call_of(p, t));
   return reason != nullptr ? reason : "";
 }
 
@@ -102,18 +164,24 @@ std::string hopper_kernel(const AttentionProblem& p, const AttentionResults& res
 void hopper_forward(CudaBackend& backend, const AttentionProblem& p,
                     const AttentionResults& results) {
   Sm90Forward call = call_of(p, results);
-  Tensor sequences;
-  if (!are_alike(p.sequences)) {
-    std::vector<Sm90Sequence> all;
-    for (const AttentionSequence& s : p.sequences) all.push_back(sequence_of(s));
-    sequences = backend.upload(std::as_bytes(std::span(all)));
-    call.sequences = static_cast<const Sm90Sequence*>(sequences.raw());
-  }
+  const Tensor sequences = upload_sequences(backend, p, call);
   call.ticket = backend.tickets(kSm90Tickets);
   if (!decode_is_better(call)) return attention_forward_sm90(call, backend.stream());
   const DecodePlan plan = plan_decode(call);
   const Tensor workspace = backend.scratch<std::byte>(plan.workspace_bytes);
   attention_decode(call, plan, workspace.raw(), backend.stream());
+}
+
+HopperBackward hopper_backward(CudaBackend& backend, const AttentionProblem& p,
+                               const AttentionBackward& t) {
+  Sm90Backward call = call_of(p, t);
+  const Tensor sequences = upload_sequences(backend, p, call.forward);
+  call.forward.ticket = backend.tickets(kSm90Tickets);
+  HopperBackward result;
+  result.workspace = backend.scratch<std::byte>(sm90_backward_workspace(call));
+  call.workspace = result.workspace.raw();
+  result.served = attention_backward_sm90(call, backend.stream());
+  return result;
 }
 
 }  // namespace qkv::cuda

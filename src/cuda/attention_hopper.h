@@ -8,9 +8,18 @@ namespace qkv::cuda {
 
 // Empty when the fast kernels can run it, else what they cannot do.
 std::string why_not_hopper(const AttentionProblem& problem, const AttentionResults& results);
+std::string why_not_hopper(const AttentionProblem& problem, const AttentionBackward& tensors);
 // "decode" or "sm90".
 std::string hopper_kernel(const AttentionProblem& problem, const AttentionResults& results);
 void hopper_forward(CudaBackend& backend, const AttentionProblem& problem,
                     const AttentionResults& results);
+// `served` is a word on the device, 0 when the kernel could do it. Where it is not, the inputs hold
+// what matrix products cannot be trusted with, and the general kernel has to.
+struct HopperBackward {
+  Tensor workspace;
+  const std::uint32_t* served = nullptr;
+};
+HopperBackward hopper_backward(CudaBackend& backend, const AttentionProblem& problem,
+                               const AttentionBackward& tensors);
 
 }  // namespace qkv::cuda

@@ -46,6 +46,8 @@ struct AttentionJob {
   int bucket_count = 0, bucket_reach = 0;
   const float* sinks = nullptr;
 
+  const std::uint32_t* only_if = nullptr;  // kernels of backward do nothing while this is 0
+
   bool has_dropout = false;
   std::uint32_t drop_below = 0;  // a pair whose word is below is dropped
   float kept = 1;                // what the others are multiplied by

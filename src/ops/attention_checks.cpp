@@ -224,6 +224,7 @@ AttentionProblem check_attention(const char* op, const Tensor& q, const Tensor& 
   problem.softcap = options.softcap;
   problem.dropout = options.dropout;
   problem.seed = options.seed;
+  problem.deterministic = options.deterministic;
   problem.causal = mask.causal_part;
   problem.left = mask.left;
   problem.right = mask.right;
