@@ -1,9 +1,10 @@
-// Gradients by blocks of 128 keys. A persistent block holds K and V of its keys and walks over the
+// Gradients by blocks of 128 keys (64 for large heads). A persistent block holds K and V of its keys and walks over the
 // query rows that see any of them; dK and dV stay in registers, dQ is added up in memory.
 //
 //   warp 0, one lane   draws Works (a block of keys), copies K, V, and per step Q, dO and the rows'
 //                      log-sum-exp and r
-//   warp 1, one lane   adds each step's share of dQ to memory, in a fixed order if asked to
+//   warps 1 and 2,     add each step's share of dQ to memory, turn about, in a fixed order if
+//   one lane each      asked to
 //   warpgroups 1, 2    own 64 keys each. Scores stand with keys as rows, so that what is made of
 //                      them is at once the left operand of the next product:
 //
@@ -11,6 +12,9 @@
 //     P^T  = 2^(S^T - lse)        dS^T = P^T (dP^T - r)
 //     dV  += P^T dO               dK  += dS^T Q               [64 keys, D], from registers
 //     dQ   = dS K                                             both warpgroups' dS, by shared memory
+//
+// With D = 256 the sums dK and dV of 64 keys fill two warpgroups' registers: both then work on the
+// same 64 keys, make the same S^T and dP^T, and own half of the columns of dK and dV each.
 //
 // Products run beside arithmetic: dP^T beside the exponentials, dV beside dS^T, dK beside the way of
 // dQ to memory.
@@ -32,21 +36,30 @@
 namespace qkv::cuda {
 namespace {
 
-constexpr int kKeys = 128;
 constexpr int kThreads = 3 * 128;
 constexpr int kConsumerRegisters = 240, kServerRegisters = 24;
 // Rows of the workspace's tensors are padded to whole steps of any shape.
 constexpr int kRowPadding = 128;
 
-template <class Element, int HeadSize, int RowsPerStep>
+template <class Element, int HeadSize, int RowsPerStep, int KeysPerBlock, int QStageCount,
+          int DoutStageCount, int DqStageCount>
 struct Shape {
   using T = Element;
   static constexpr int D = HeadSize;  // padded to a multiple of 64
   static constexpr int Rows = RowsPerStep;
-  static constexpr int Stages = 2;
-  // dQ [Rows, D] is made by two warpgroups: 64 rows each, or half of the columns each.
+  static constexpr int Keys = KeysPerBlock;
+  static constexpr int QStages = QStageCount, DoutStages = DoutStageCount, DqStages = DqStageCount;
+  // Both warpgroups on the same keys, each with half of the columns of dK and dV.
+  static constexpr bool Twins = Keys == 64;
+  static constexpr int ColumnsOfDk = Twins ? D / 2 : D;
+  // dQ [Rows, D] is made by two warpgroups: 64 rows each, or half of the columns each. It goes to
+  // memory in one piece, or in one of each warpgroup where there is no room for both.
   static constexpr bool SplitRows = Rows == 128;
   static constexpr int ColumnsOfDq = SplitRows ? D : D / 2;
+  static constexpr int DqPieces = Twins ? 2 : 1;
+  // dS^T is made from P^T as rounded for dV, where registers are too few to keep both; then they
+  // allow dK to be under way while the next step begins.
+  static constexpr bool RoundsWeights = Rows == 128 || Twins;
 };
 
 struct RowTerms {  // of a query row: its log-sum-exp times log2(e), and r = dout . out - dlse
@@ -82,13 +95,15 @@ struct Work {
 
 template <class S>
 struct alignas(1024) Shared {
-  typename S::T k[kKeys * S::D], v[kKeys * S::D];
-  typename S::T q[S::Stages][S::Rows * S::D], dout[S::Stages][S::Rows * S::D];
-  typename S::T ds[2][kKeys * S::Rows];  // dS^T: [keys][64 rows] slabs
-  float dq[S::Rows * S::D];
-  RowTerms terms[S::Stages][S::Rows];
-  Ring<1> kv_ring, dq_ring;
-  Ring<S::Stages> q_ring, dout_ring;
+  typename S::T k[S::Keys * S::D], v[S::Keys * S::D];
+  typename S::T q[S::QStages][S::Rows * S::D], dout[S::DoutStages][S::Rows * S::D];
+  typename S::T ds[2][S::Keys * S::Rows];  // dS^T: [keys][64 rows] slabs
+  float dq[S::DqStages][S::Rows * S::D / S::DqPieces];
+  RowTerms terms[S::QStages][S::Rows];
+  Ring<1> kv_ring;
+  Ring<S::QStages> q_ring;
+  Ring<S::DoutStages> dout_ring;
+  Ring<S::DqStages> dq_ring;
   Ring<2> work_ring;
   Work work[2];
 };
@@ -105,16 +120,16 @@ __device__ Work make_work(const Params& p, int ticket) {
     sequence = p.sequences[work.index];
   else
     sequence.q_batch = sequence.k_batch = work.index;
-  work.key0 = block * kKeys;
+  work.key0 = block * S::Keys;
   work.q_batch = sequence.q_batch;
   work.k_batch = sequence.k_batch;
   work.q_start = sequence.q_start;
   work.k_start = sequence.k_start;
-  work.keys = min(max(sequence.k_rows - work.key0, 0), kKeys);
+  work.keys = min(max(sequence.k_rows - work.key0, 0), S::Keys);
   work.seeing = min(sequence.q_seeing, sequence.q_rows);
   work.sight = {p.left, p.right, sequence.offset, sequence.k_visible};
   work.steps = {0, 0};
-  const int last = min(work.key0 + kKeys, min(sequence.k_rows, sequence.k_visible)) - 1;
+  const int last = min(work.key0 + S::Keys, min(sequence.k_rows, sequence.k_visible)) - 1;
   if (last >= work.key0) {
     const int begin = work.sight.rows_of(work.key0, work.seeing).begin;
     const int end = work.sight.rows_of(last, work.seeing).end;
@@ -145,7 +160,39 @@ template <class S>
 __device__ void serve(const Params& p, Shared<S>& shared) {
   Turn<2> work_turn;
   Turn<1> kv_turn;
-  Turn<S::Stages> turn;
+  Turn<S::QStages> q_turn;
+  Turn<S::DoutStages> dout_turn;
+  const auto copy_work = [&](const Work& work, KeyRange steps) {
+    shared.kv_ring.wait_empty(kv_turn);
+    Barrier& kv_full = shared.kv_ring.full[0];
+    load_tile<S::Keys, S::D>(shared.k, p.k, kv_full, work.k_start + work.key0, work.key_head,
+                             work.k_batch, Keep::briefly);
+    load_tile<S::Keys, S::D>(shared.v, p.v, kv_full, work.k_start + work.key0, work.key_head,
+                             work.k_batch, Keep::briefly);
+    kv_turn.next();
+    const int q_batch = work.q_batch, q_start = work.q_start;
+    const int head_end = (work.key_head + 1) * p.group;
+    for (int head = head_end - p.group; head < head_end; ++head) {
+      const RowTerms* const terms =
+          p.terms + (std::int64_t(work.index) * p.heads + head) * p.padded_rows;
+      for (int step = steps.begin; step < steps.end; ++step) {
+        const int row = step * S::Rows;
+        shared.q_ring.wait_empty(q_turn);
+        Barrier& q_full = shared.q_ring.full[q_turn.stage];
+        q_full.expect(S::Rows * int(sizeof(RowTerms)));
+        load_bytes(shared.terms[q_turn.stage], terms + row, S::Rows * int(sizeof(RowTerms)),
+                   q_full);
+        load_tile<S::Rows, S::D>(shared.q[q_turn.stage], p.q, q_full, q_start + row, head, q_batch,
+                                 Keep::long_time);
+        q_turn.next();
+        shared.dout_ring.wait_empty(dout_turn);
+        load_tile<S::Rows, S::D>(shared.dout[dout_turn.stage], p.dout,
+                                 shared.dout_ring.full[dout_turn.stage], q_start + row, head,
+                                 q_batch, Keep::long_time);
+        dout_turn.next();
+      }
+    }
+  };
   int ticket = blockIdx.x;
   for (;;) {
     shared.work_ring.wait_empty(work_turn);
@@ -158,42 +205,16 @@ __device__ void serve(const Params& p, Shared<S>& shared) {
     work = make_work<S>(p, ticket);
     shared.work_ring.full[work_turn.stage].arrive();
     work_turn.next();
+    const KeyRange steps = work.steps;
+    if (steps.begin < steps.end) copy_work(work, steps);
+    // Drawn no sooner than it can be begun: others may wait for its shares of dQ.
     const unsigned drawn = atomicAdd(p.ticket, 1u);
     if (drawn == unsigned(p.works) - 1) *p.ticket = 0;
     ticket = int(drawn + gridDim.x);
-
-    const KeyRange steps = work.steps;
-    if (steps.begin == steps.end) continue;
-    shared.kv_ring.wait_empty(kv_turn);
-    Barrier& kv_full = shared.kv_ring.full[0];
-    load_tile<kKeys, S::D>(shared.k, p.k, kv_full, work.k_start + work.key0, work.key_head,
-                           work.k_batch, Keep::briefly);
-    load_tile<kKeys, S::D>(shared.v, p.v, kv_full, work.k_start + work.key0, work.key_head,
-                           work.k_batch, Keep::briefly);
-    kv_turn.next();
-    const int q_batch = work.q_batch, q_start = work.q_start;
-    const int head_end = (work.key_head + 1) * p.group;
-    for (int head = head_end - p.group; head < head_end; ++head) {
-      const RowTerms* const terms =
-          p.terms + (std::int64_t(work.index) * p.heads + head) * p.padded_rows;
-      for (int step = steps.begin; step < steps.end; ++step, turn.next()) {
-        const int row = step * S::Rows;
-        Barrier& q_full = shared.q_ring.full[turn.stage];
-        Barrier& dout_full = shared.dout_ring.full[turn.stage];
-        shared.q_ring.wait_empty(turn);
-        q_full.expect(S::Rows * int(sizeof(RowTerms)));
-        load_bytes(shared.terms[turn.stage], terms + row, S::Rows * int(sizeof(RowTerms)), q_full);
-        load_tile<S::Rows, S::D>(shared.q[turn.stage], p.q, q_full, q_start + row, head, q_batch,
-                                 Keep::long_time);
-        shared.dout_ring.wait_empty(turn);
-        load_tile<S::Rows, S::D>(shared.dout[turn.stage], p.dout, dout_full, q_start + row, head,
-                                 q_batch, Keep::long_time);
-      }
-    }
   }
 }
 
-// ---- Warp 1: dQ to memory ----------------------------------------------------------------------
+// ---- Warps 1 and 2: dQ to memory ---------------------------------------------------------------
 
 // Which share of a step's dQ a block of keys brings: shares are added in this order, and it is the
 // order in which Works are drawn, so that nobody waits for a Work that has not begun.
@@ -201,40 +222,43 @@ template <class S>
 __device__ unsigned share_of(const Params& p, const Work& work, int step) {
   const int first = step * S::Rows, last = min(first + S::Rows, work.seeing) - 1;
   const KeyRange some = work.sight.of_some(first, last);
-  const int block = work.key0 / kKeys;
-  return p.backward_in_keys ? (some.end - 1) / kKeys - block : block - some.begin / kKeys;
+  const int block = work.key0 / S::Keys;
+  return p.backward_in_keys ? (some.end - 1) / S::Keys - block : block - some.begin / S::Keys;
 }
 
+// One lane for each stage of the ring: the next piece need not wait until the last has landed.
 template <class S>
-__device__ void add_dq(const Params& p, Shared<S>& shared) {
+__device__ void add_dq(const Params& p, Shared<S>& shared, int stage) {
+  constexpr int Floats = S::Rows * S::D / S::DqPieces;
   WorkReader<S> reader{shared};
-  Turn<1> turn;
+  Turn<S::DqStages> turn;
   for (;;) {
     const Work& work = reader.take();
     if (work.key0 < 0) break;
     for (int g = 0; g < p.group; ++g) {
-      const std::int64_t pair =
-          std::int64_t(work.index) * p.heads + work.key_head * p.group + g;
-      float* const dq = p.dq + pair * p.padded_rows * S::D;
-      for (int step = work.steps.begin; step < work.steps.end; ++step, turn.next()) {
-        shared.dq_ring.wait_full(turn);
-        float* const to = dq + std::int64_t(step) * S::Rows * S::D;
-        if (p.deterministic) {
-          std::uint32_t* const done = p.turns + pair * (p.padded_rows / S::Rows) + step;
-          const unsigned share = share_of<S>(p, work, step);
-          unsigned seen;
-          do {
-            asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(done) : "memory");
-          } while (seen != share);
-          add_floats(to, shared.dq, S::Rows * S::D * 4);
-          wait_sent<true>();
-          __threadfence();
-          asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(done), "r"(share + 1) : "memory");
-        } else {
-          add_floats(to, shared.dq, S::Rows * S::D * 4);
+      const std::int64_t pair = std::int64_t(work.index) * p.heads + work.key_head * p.group + g;
+      for (int step = work.steps.begin; step < work.steps.end; ++step) {
+        float* const to = p.dq + (pair * p.padded_rows + step * S::Rows) * S::D;
+        std::uint32_t* const done = p.turns + pair * (p.padded_rows / S::Rows) + step;
+        const unsigned share = p.deterministic ? share_of<S>(p, work, step) : 0;
+        for (int piece = 0; piece < S::DqPieces; ++piece, turn.next()) {
+          if (turn.stage != stage) continue;
+          shared.dq_ring.wait_full(turn);
+          if (p.deterministic && piece == 0) {
+            unsigned seen;
+            do {
+              asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(done) : "memory");
+            } while (seen != share);
+          }
+          add_floats(to + piece * Floats, shared.dq[stage], Floats * 4);
           wait_sent<false>();
+          shared.dq_ring.empty[stage].arrive();
+          if (p.deterministic && piece == S::DqPieces - 1) {
+            wait_sent<true>();
+            __threadfence();
+            asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(done), "r"(share + 1) : "memory");
+          }
         }
-        shared.dq_ring.empty[0].arrive();
       }
     }
     reader.release();
@@ -242,7 +266,8 @@ __device__ void add_dq(const Params& p, Shared<S>& shared) {
   wait_sent<true>();
 }
 
-// Where register `i` (of a float4 each) of a thread lies within a step's dQ.
+// Where registers 4 i .. 4 i + 3 of a thread lie within a step's dQ: each warpgroup's share is
+// contiguous, and so is what its threads write at a time.
 template <class S>
 __device__ int dq_index(int consumer, int i, int thread) {
   return ((consumer * (S::Rows * S::D / 1024) + i) * 128 + thread) * 4;
@@ -255,30 +280,37 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
   using T = typename S::T;
   constexpr int Both = 1;  // the numbered barrier of the two warpgroups
   const int consumer = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
-  const int warp_key = 64 * consumer + thread / 32 * 16;
+  const int consumer_key = S::Twins ? 0 : 64 * consumer;
+  const int warp_key = consumer_key + thread / 32 * 16;
+  const int column0 = S::Twins ? consumer * S::ColumnsOfDk : 0;  // of dK and dV
   WorkReader<S> reader{shared};
-  Turn<1> kv_turn, dq_turn;
-  Turn<S::Stages> turn;
+  Turn<1> kv_turn;
+  Turn<S::QStages> q_turn;
+  Turn<S::DoutStages> dout_turn;
+  Turn<S::DqStages> dq_turn;
   const float scale = p.scale * kLog2e;
 
-  float dk[S::D / 2], dv[S::D / 2], s[S::Rows / 2];
+  float dk[S::ColumnsOfDk / 2], dv[S::ColumnsOfDk / 2], s[S::Rows / 2];
   const auto release = [&](Barrier& barrier) {
     if (lane == 0) barrier.arrive();
   };
+  const auto q_before = [](Turn<S::QStages> turn) {
+    return (turn.stage + S::QStages - 1) % S::QStages;
+  };
   const auto issue_scores = [&](const T* keys, const T* rows, float(&to)[S::Rows / 2]) {
-    const TileDescriptor a(keys + 64 * consumer * kSlab, 0), b(rows, 0);
+    const TileDescriptor a(keys + consumer_key * kSlab, 0), b(rows, 0);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < S::D / 16; ++i) {
       const int slab = i / 4, within = i % 4 * 32;
-      wgmma<T, inner, inner>(to, a.at(slab * kKeys * 128 + within),
+      wgmma<T, inner, inner>(to, a.at(slab * S::Keys * 128 + within),
                              b.at(slab * S::Rows * 128 + within), i > 0);
     }
     wgmma_commit();
   };
-  const auto issue_gradient = [&](float(&to)[S::D / 2], const std::uint32_t(&a)[S::Rows / 16][4],
-                                  const T* rows) {
-    const TileDescriptor b(rows, S::Rows * 128);
+  const auto issue_gradient = [&](float(&to)[S::ColumnsOfDk / 2],
+                                  const std::uint32_t(&a)[S::Rows / 16][4], const T* rows) {
+    const TileDescriptor b(rows + column0 * S::Rows, S::Rows * 128);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < S::Rows / 16; ++i) wgmma<T, outer>(to, a[i], b.at(i * 16 * 128), 1);
@@ -289,7 +321,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     const Work& work = reader.take();
     if (work.key0 < 0) return;
 #pragma unroll
-    for (int i = 0; i < S::D / 2; ++i) dk[i] = dv[i] = 0;
+    for (int i = 0; i < S::ColumnsOfDk / 2; ++i) dk[i] = dv[i] = 0;
     const KeyRange steps = work.steps;
     const int key0 = work.key0, seeing = work.seeing;
     const Sight sight = work.sight;
@@ -305,10 +337,16 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       int step = steps.begin;
       for (int i = 0; i < count; ++i) {
         float dp[S::Rows / 2];
-        shared.q_ring.wait_full(turn);
-        issue_scores(shared.k, shared.q[turn.stage], s);
-        shared.dout_ring.wait_full(turn);
-        issue_scores(shared.v, shared.dout[turn.stage], dp);
+        const T* const q_rows = shared.q[q_turn.stage];
+        const T* const dout_rows = shared.dout[dout_turn.stage];
+        shared.q_ring.wait_full(q_turn);
+        issue_scores(shared.k, q_rows, s);
+        if constexpr (S::RoundsWeights) {  // dK of the step before is done, its rows are free
+          wgmma_wait<1>(dk);
+          if (i > 0) release(shared.q_ring.empty[q_before(q_turn)]);
+        }
+        shared.dout_ring.wait_full(dout_turn);
+        issue_scores(shared.v, dout_rows, dp);
         wgmma_wait<1>(s);
 
         const int row0 = step * S::Rows;
@@ -318,7 +356,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         }
         // {lse, r} of rows 8 n + 2 (lane % 4) and the next.
         const float4* const terms =
-            reinterpret_cast<const float4*>(shared.terms[turn.stage]) + lane % 4;
+            reinterpret_cast<const float4*>(shared.terms[q_turn.stage]) + lane % 4;
 #pragma unroll
         for (int n = 0; n < S::Rows / 8; ++n) {
           const float4 two = terms[4 * n];
@@ -329,11 +367,15 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         }
         std::uint32_t weights[S::Rows / 16][4];
         pack_operands<T>(weights, s);
-        issue_gradient(dv, weights, shared.dout[turn.stage]);
+        issue_gradient(dv, weights, dout_rows);
         wgmma_wait<1>(dp);
 #pragma unroll
         for (int n = 0; n < S::Rows / 8; ++n) {
           const float4 two = terms[4 * n];
+          if constexpr (S::RoundsWeights) {
+            unpack<T>(weights[n / 2][n % 2 * 2], s[4 * n + 0], s[4 * n + 1]);
+            unpack<T>(weights[n / 2][n % 2 * 2 + 1], s[4 * n + 2], s[4 * n + 3]);
+          }
           dp[4 * n + 0] = s[4 * n + 0] * (dp[4 * n + 0] - two.y);
           dp[4 * n + 1] = s[4 * n + 1] * (dp[4 * n + 1] - two.w);
           dp[4 * n + 2] = s[4 * n + 2] * (dp[4 * n + 2] - two.y);
@@ -344,40 +386,68 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         // Two buffers: the other warpgroup may still read the one of the step before.
         T* const ds_shared = shared.ds[i % 2];
 #pragma unroll
-        for (int n = 0; n < S::Rows / 16; ++n)
+        for (int n = 0; n < S::Rows / 16; ++n) {
+          if (S::Twins && n / 2 != consumer) continue;  // the twin writes the others
           store_matrices(shared_address(ds_shared) +
-                             swizzled(kKeys, warp_key + lane % 16, 2 * n + lane / 16),
+                             swizzled(S::Keys, warp_key + lane % 16, 2 * n + lane / 16),
                          ds[n]);
+        }
         fence_async_proxy();
+        const auto release_dout = [&] {
+          release(shared.dout_ring.empty[dout_turn.stage]);
+          dout_turn.next();
+        };
+        if constexpr (S::Twins) {  // the registers of P^T are needed, and so is dO's only stage
+          wgmma_wait<0>(dv);
+          release_dout();
+        }
         named_wait(Both, 256);
 
         float dq[S::ColumnsOfDq / 2];
         {
-          const TileDescriptor a(ds_shared + (S::SplitRows ? consumer * kKeys * kSlab : 0), 0);
+          const TileDescriptor a(ds_shared + (S::SplitRows ? consumer * S::Keys * kSlab : 0), 0);
           const TileDescriptor b(
-              shared.k + (S::SplitRows ? 0 : consumer * (S::D / 128) * kKeys * kSlab), kKeys * 128);
+              shared.k + (S::SplitRows ? 0 : consumer * S::ColumnsOfDq * S::Keys), S::Keys * 128);
           wgmma_fence();
 #pragma unroll
-          for (int n = 0; n < kKeys / 16; ++n)
+          for (int n = 0; n < S::Keys / 16; ++n)
             wgmma<T, outer, outer>(dq, a.at(n * 16 * 128), b.at(n * 16 * 128), n > 0);
           wgmma_commit();
         }
-        issue_gradient(dk, ds, shared.q[turn.stage]);
+        issue_gradient(dk, ds, q_rows);
         wgmma_wait<1>(dq);
-        release(shared.dout_ring.empty[turn.stage]);
+        if constexpr (!S::Twins) release_dout();
+        // Where each warpgroup has its own piece, it also waits out the other's: a party that
+        // skipped phases of a barrier could take the one two before for its own.
+        if (S::DqPieces == 2 && consumer == 1) {
+          shared.dq_ring.wait_empty(dq_turn);
+          dq_turn.next();
+        }
         shared.dq_ring.wait_empty(dq_turn);
-        dq_turn.next();
+        float* const to = shared.dq[dq_turn.stage];
 #pragma unroll
         for (int n = 0; n < S::ColumnsOfDq / 8; ++n)
-          *reinterpret_cast<float4*>(shared.dq + dq_index<S>(consumer, n, thread)) = {
+          *reinterpret_cast<float4*>(
+              to + dq_index<S>(S::DqPieces == 2 ? 0 : consumer, n, thread)) = {
               dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]};
         fence_async_proxy();
         __syncwarp();
-        release(shared.dq_ring.full[0]);
-        wgmma_wait<0>(dk);
-        release(shared.q_ring.empty[turn.stage]);
-        turn.next();
+        release(shared.dq_ring.full[dq_turn.stage]);
+        dq_turn.next();
+        if (S::DqPieces == 2 && consumer == 0) {
+          shared.dq_ring.wait_empty(dq_turn);
+          dq_turn.next();
+        }
+        if constexpr (!S::RoundsWeights) {
+          wgmma_wait<0>(dk);
+          release(shared.q_ring.empty[q_turn.stage]);
+        }
+        q_turn.next();
         if (++step == steps.end) step = steps.begin;
+      }
+      if constexpr (S::RoundsWeights) {
+        wgmma_wait<0>(dk);
+        release(shared.q_ring.empty[q_before(q_turn)]);
       }
       touch(dv);
       release(shared.kv_ring.empty[0]);
@@ -389,10 +459,10 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       const auto row = [&](void* data, const Sm90Strides& strides) {
         return static_cast<T*>(data) + work.k_batch * strides.batch +
                work.key_head * strides.head +
-               std::int64_t(work.k_start + key0 + key) * strides.row;
+               std::int64_t(work.k_start + key0 + key) * strides.row + column0;
       };
-      store_row(row(p.dk, p.dk_strides), present, p.head_size, dk, r, p.scale, false);
-      store_row(row(p.dv, p.dv_strides), present, p.head_size, dv, r, 1.f, false);
+      store_row(row(p.dk, p.dk_strides), present, p.head_size - column0, dk, r, p.scale, false);
+      store_row(row(p.dv, p.dv_strides), present, p.head_size - column0, dv, r, 1.f, false);
     }
     __syncwarp();
     if (lane == 0) shared.work_ring.empty[reader.turn.stage].arrive();
@@ -414,8 +484,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     shared.kv_ring.init(2, ConsumerWarps);  // K and V
     shared.q_ring.init(2, ConsumerWarps);   // Q and the rows' terms
     shared.dout_ring.init(1, ConsumerWarps);
-    shared.dq_ring.init(ConsumerWarps, 1);
-    shared.work_ring.init(1, 1 + ConsumerWarps);
+    shared.dq_ring.init(ConsumerWarps / S::DqPieces, 1);
+    shared.work_ring.init(1, S::DqStages + ConsumerWarps);
     fence_barrier_init();
   }
   __syncthreads();
@@ -423,8 +493,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     shrink_registers<kServerRegisters>();
     if (threadIdx.x == 0)
       serve(p, shared);
-    else if (threadIdx.x == 32)
-      add_dq(p, shared);
+    else if (threadIdx.x % 32 == 0 && threadIdx.x / 32 <= S::DqStages)
+      add_dq(p, shared, threadIdx.x / 32 - 1);
   } else {
     grow_registers<kConsumerRegisters>();
     compute(p, shared);
@@ -560,7 +630,7 @@ struct Workspace {
 
   explicit Workspace(const Sm90Backward& call) {
     const Sm90Forward& f = call.forward;
-    const std::int64_t D = f.head_size <= 64 ? 64 : 128;
+    const std::int64_t D = f.head_size <= 64 ? 64 : f.head_size <= 128 ? 128 : 256;
     pairs = f.sequence_count * f.heads;
     padded_rows = (f.longest + kRowPadding - 1) / kRowPadding * kRowPadding;
     turns = pairs * (padded_rows / 64);
@@ -631,8 +701,8 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   };
   p.q = map(f.q, f.q_strides, f.q_batches, f.heads, f.q_rows, S::Rows);
   p.dout = map(call.dout, call.dout_strides, f.q_batches, f.heads, f.q_rows, S::Rows);
-  p.k = map(f.k, f.k_strides, f.k_batches, f.key_heads, f.k_rows, kKeys);
-  p.v = map(f.v, f.v_strides, f.k_batches, f.key_heads, f.k_rows, kKeys);
+  p.k = map(f.k, f.k_strides, f.k_batches, f.key_heads, f.k_rows, S::Keys);
+  p.v = map(f.v, f.v_strides, f.k_batches, f.key_heads, f.k_rows, S::Keys);
   p.dk = call.dk;
   p.dv = call.dv;
   p.dk_strides = call.dk_strides;
@@ -650,7 +720,7 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   p.padded_rows = int(space.padded_rows);
   p.left = f.left < 0 ? kUnbounded : int(std::min<std::int64_t>(f.left, kUnbounded));
   p.right = f.right < 0 ? kUnbounded : int(std::min<std::int64_t>(f.right, kUnbounded));
-  p.key_blocks = int((call.longest_keys + kKeys - 1) / kKeys);
+  p.key_blocks = int((call.longest_keys + S::Keys - 1) / S::Keys);
   p.works = int(f.sequence_count * f.key_heads * p.key_blocks);
   p.deterministic = call.deterministic;
   // Under a diagonal, block n reaches a step of rows one step later than block n + 1 does: taken
@@ -674,8 +744,9 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
 
 template <class T>
 const std::uint32_t* launch_for(const Sm90Backward& call, cudaStream_t stream) {
-  if (call.forward.head_size <= 64) return launch<Shape<T, 64, 128>>(call, stream);
-  return launch<Shape<T, 128, 64>>(call, stream);
+  if (call.forward.head_size <= 64) return launch<Shape<T, 64, 128, 128, 2, 2, 2>>(call, stream);
+  if (call.forward.head_size <= 128) return launch<Shape<T, 128, 64, 128, 2, 2, 2>>(call, stream);
+  return launch<Shape<T, 256, 64, 64, 2, 1, 1>>(call, stream);
 }
 
 }  // namespace
@@ -684,7 +755,6 @@ const char* why_not_sm90_backward(const Sm90Backward& call) {
   const Sm90Forward& f = call.forward;
   if (const char* why = why_not_sm90_forward(f)) return why;
   if (f.softcap > 0) return "softcap";
-  if (f.head_size > 128) return "head size is above 128";
   if (f.sequence_count * f.heads > 65535) return "too many heads";
   const auto mapped = [&](const void* data, const Sm90Strides& s) {
     return can_map({data, 0, 0, 0, 0, s.batch, s.head, s.row});

@@ -1,5 +1,4 @@
-// Attention backward for Hopper GPUs: the calls that attention_forward_sm90 serves, without softcap
-// and with heads of up to 128.
+// Attention backward for Hopper GPUs: the calls that attention_forward_sm90 serves, without softcap.
 #pragma once
 
 #include "cuda/attention_forward_sm90.h"

@@ -21,6 +21,7 @@
 #include "cuda/tile/finite.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/softmax.cuh"
+#include "cuda/tile/store.cuh"
 #include "cuda/tile/tma.cuh"
 #include "cuda/tile/wgmma.cuh"
 #include "qkv/error.h"
@@ -299,20 +300,6 @@ struct Turnstile {
   }
 };
 
-// Of the four lanes of a quad, lane c gives part[j] to lane j and gets theirs for c: pieces of 4
-// bytes of four vectors become one whole vector of 16 bytes in each lane.
-__device__ inline uint4 quad_transpose(const std::uint32_t (&part)[4]) {
-  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
-  // Lanes 0 and 1, and 2 and 3, swap one column of each 2 x 2 block; then the blocks themselves.
-  const std::uint32_t a = __shfl_xor_sync(0xffffffff, odd ? part[0] : part[1], 1);
-  const std::uint32_t b = __shfl_xor_sync(0xffffffff, odd ? part[2] : part[3], 1);
-  const std::uint32_t low[2] = {odd ? a : part[0], odd ? part[1] : a};
-  const std::uint32_t high[2] = {odd ? b : part[2], odd ? part[3] : b};
-  const std::uint32_t c = __shfl_xor_sync(0xffffffff, upper ? low[0] : high[0], 2);
-  const std::uint32_t d = __shfl_xor_sync(0xffffffff, upper ? low[1] : high[1], 2);
-  return upper ? uint4{c, d, high[0], high[1]} : uint4{low[0], low[1], c, d};
-}
-
 // Rows `row` and `row + 8` of the block, `o` times `factor`.
 template <class S, int Count>
 __device__ void store_rows(const Params& p, const Work& work, int row, const float (&o)[Count],
@@ -325,18 +312,7 @@ __device__ void store_rows(const Params& p, const Work& work, int row, const flo
     T* const out = static_cast<T*>(p.out) + work.q_batch * p.out_strides.batch +
                    work.head * p.out_strides.head +
                    std::int64_t(work.q_start + work.row0 + at) * p.out_strides.row;
-#pragma unroll
-    for (int block = 0; block < S::D / 8; block += 4) {
-      std::uint32_t part[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float* const pair = &o[4 * (block + j) + 2 * r];
-        part[j] = sees ? pack<T>(pair[0] * factor[r], pair[1] * factor[r]) : 0;
-      }
-      const uint4 vector = quad_transpose(part);
-      const int column = 8 * (block + threadIdx.x % 4);
-      if (at < work.rows && column < p.head_size) *reinterpret_cast<uint4*>(out + column) = vector;
-    }
+    store_row(out, at < work.rows, p.head_size, o, r, factor[r], !sees);
     if (p.lse && at < work.rows && threadIdx.x % 4 == 0)
       p.lse[(std::int64_t(work.q_batch) * p.heads + work.head) * p.q_rows + work.q_start +
             work.row0 + at] = sees ? lse[r] : -kInfinity;

@@ -164,6 +164,18 @@ __device__ std::uint32_t pack(float low, float high) {
   return word;
 }
 
+template <class T>
+__device__ void unpack(std::uint32_t word, float& low, float& high) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    low = __uint_as_float(word << 16);
+    high = __uint_as_float(word & 0xffff0000);
+  } else {
+    const float2 both = __half22float2(reinterpret_cast<const __half2&>(word));
+    low = both.x;
+    high = both.y;
+  }
+}
+
 // Accumulators of [64, 2 Count] as A operands, one for every 16 columns.
 template <class T, int Count>
 __device__ void pack_operands(std::uint32_t (&to)[Count / 8][4], const float (&from)[Count]) {
