@@ -19,7 +19,7 @@ cmake --preset $(1)
 cmake --build --preset $(1)
 endef
 
-.PHONY: help run test deps build bench asan tsan fuzz cuda tidy format format-check levels \
+.PHONY: help run test deps build bench asan tsan fuzz cuda tidy format format-check docs levels \
         check-install install clean
 
 help: ## show this
@@ -66,6 +66,9 @@ format: deps-ci ## rewrite the sources with clang-format
 
 format-check: deps-ci ## fail where clang-format would change something
 	$(SOURCES) | xargs clang-format --dry-run --Werror
+
+docs: build ## rewrite docs/cli.md from the program's own help
+	tools/check-cli-docs --write $(QKV)
 
 levels: ## fail on an #include that points up (docs/architecture.md)
 	@tools/check-levels

@@ -12,6 +12,8 @@ using Job = std::function<void()>;  // throws Error when it fails
 
 void add_bench(CLI::App& app, Job& job);
 void add_bench_model(CLI::App& bench, Job& job);  // a subcommand of bench
+void add_completion(CLI::App& app, Job& job);
+void add_help(CLI::App& app, Job& job);
 void add_info(CLI::App& app, Job& job);
 void add_inspect(CLI::App& app, Job& job);
 void add_study(CLI::App& app, Job& job);
@@ -26,6 +28,9 @@ struct Common {
   void add_to(CLI::App& command);
   void apply() const;  // sets the number of threads; Error when the device is not to be had
 };
+
+// --target; what it may be depends on the machine, so help and documentation do not list it.
+void add_target(CLI::App& command, std::string& target);
 
 // Shown at the end of a command's --help.
 std::string examples(const std::string& first, const std::string& second);

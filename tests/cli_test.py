@@ -79,7 +79,8 @@ class BenchModel(unittest.TestCase):
 class Usage(unittest.TestCase):
     def test_help_has_two_examples(self):
         for command in ([], ["bench"], ["bench", "attention"], ["bench", "model"], ["study"],
-                        ["study", "scale"], ["inspect"], ["verify"], ["info"]):
+                        ["study", "scale"], ["inspect"], ["verify"], ["info"], ["help"],
+                        ["completion"]):
             run = qkv(*command, "--help")
             self.assertEqual(run.returncode, 0, command)
             examples = run.stdout.split("Examples:\n")[1].strip().splitlines()
