@@ -49,10 +49,9 @@ tsan: deps ## every test under ThreadSanitizer
 	$(call configure_and_build,tsan)
 	$(FIXED_ADDRESSES) ctest --preset tsan
 
-fuzz: deps ## let the fuzzers of tests/fuzz run for FUZZ_SECONDS each (needs clang)
+fuzz: deps deps-ci ## let the fuzzers of tests/fuzz run for FUZZ_SECONDS each, two at a time
 	$(call configure_and_build,fuzz)
-	build/fuzz/bin/safetensors_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096
-	build/fuzz/bin/config_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096
+	FUZZ_SECONDS=$(FUZZ_SECONDS) tools/run-fuzzers
 
 cuda: deps ## compile the library with CUDA (needs nvcc)
 	cmake --preset cuda
