@@ -32,6 +32,10 @@ void add_target(CLI::App& command, std::string& target) {
       ->type_name("TARGET");
 }
 
+void add_texts(CLI::App& command, std::vector<std::string>& texts) {
+  command.add_option("texts", texts, "Texts (default: the lines of standard input)");
+}
+
 std::string examples(const std::string& first, const std::string& second) {
   return "Examples:\n  " + first + "\n  " + second;
 }

@@ -16,6 +16,10 @@
 namespace {
 
 void add_commands(CLI::App& app, qkv::cli::Job& job) {
+  qkv::cli::add_generate(app, job);
+  qkv::cli::add_encode(app, job);
+  qkv::cli::add_fill(app, job);
+  qkv::cli::add_classify(app, job);
   qkv::cli::add_bench(app, job);
   qkv::cli::add_study(app, job);
   qkv::cli::add_verify(app, job);
@@ -41,8 +45,8 @@ int main(int argc, char** argv) {
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
     return "qkv: " + std::string(error.what()) + " (--help shows how to call it)\n";
   });
-  app.footer(qkv::cli::examples("qkv study scale --out report.html",
-                                "qkv bench attention --shape 1,12,12,512,512,64"));
+  app.footer(qkv::cli::examples("qkv generate path/to/stories15m 'Once upon a time'",
+                                "qkv study scale --out report.html"));
   qkv::cli::Job job;
   try {
     add_commands(app, job);
