@@ -19,7 +19,7 @@ cmake --preset $(1)
 cmake --build --preset $(1)
 endef
 
-.PHONY: help run test deps build bench asan tsan fuzz cuda tidy format format-check levels \
+.PHONY: help run test deps build bench asan tsan fuzz cuda tidy format format-check docs levels \
         check-install install clean
 
 help: ## show this
@@ -49,10 +49,9 @@ tsan: deps ## every test under ThreadSanitizer
 	$(call configure_and_build,tsan)
 	$(FIXED_ADDRESSES) ctest --preset tsan
 
-fuzz: deps ## let the fuzzers of tests/fuzz run for FUZZ_SECONDS each (needs clang)
+fuzz: deps deps-ci ## let the fuzzers of tests/fuzz run for FUZZ_SECONDS each, two at a time
 	$(call configure_and_build,fuzz)
-	build/fuzz/bin/safetensors_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096
-	build/fuzz/bin/config_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096
+	FUZZ_SECONDS=$(FUZZ_SECONDS) tools/run-fuzzers
 
 cuda: deps ## compile the library with CUDA (needs nvcc)
 	cmake --preset cuda
@@ -66,6 +65,9 @@ format: deps-ci ## rewrite the sources with clang-format
 
 format-check: deps-ci ## fail where clang-format would change something
 	$(SOURCES) | xargs clang-format --dry-run --Werror
+
+docs: build ## rewrite docs/cli.md from the program's own help
+	tools/check-cli-docs --write $(QKV)
 
 levels: ## fail on an #include that points up (docs/architecture.md)
 	@tools/check-levels

@@ -280,14 +280,13 @@ void add_bench(CLI::App& app, Job& job) {
   attention->add_option("--shape", o->shape, "B,H,Hk,Sq,Sk,D")->capture_default_str();
   attention->add_option("--dv", o->value_size, "Size of a value (default: D)")
       ->check(CLI::Range(1, 1024));
-  attention->add_option("--dtype", o->dtype, "f32, bf16 or f16")
+  attention->add_option("--dtype", o->dtype, "Of queries, keys and values")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}))
       ->capture_default_str();
   attention->add_option("--mask", o->mask, "full, causal or window:L,R")->capture_default_str();
   attention->add_flag("--backward", o->bench.backward, "Time the backward pass alone");
   attention->add_flag("--statistics", o->bench.statistics, "Ask for all statistics");
-  attention->add_option("--target", o->target, "CPU target to use")
-      ->check(CLI::IsMember(cpu_targets()));
+  add_target(*attention, o->target);
   attention->add_option("--repeat", o->repeat, "Timed runs (default: half a second's worth)")
       ->check(CLI::Range(1, 1000000));
   attention->add_flag("--no-baseline", o->no_baseline, "Leave out the three-step computation");

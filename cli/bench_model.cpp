@@ -194,6 +194,7 @@ void add_bench_model(CLI::App& bench, Job& job) {
       ->add_option("model", o->model,
                    fmt::format("A preset ({}), a config.json or a model folder",
                                fmt::join(model_presets(), ", ")))
+      ->type_name("FILE")
       ->capture_default_str();
   model->add_option("--batch", o->batch, "Sequences")->check(CLI::Range(1, 65536));
   model->add_option("--tokens", o->tokens, "Tokens of each, before anything is decoded")
@@ -202,10 +203,9 @@ void add_bench_model(CLI::App& bench, Job& job) {
   model->add_option("--decode", o->decode, "Decoding steps to time; 0 = none")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  model->add_option("--dtype", o->dtype, "Of the weights: f32, bf16 or f16")
+  model->add_option("--dtype", o->dtype, "Of the weights (default: f32, or as stored)")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
-  model->add_option("--target", o->target, "CPU target to use")
-      ->check(CLI::IsMember(cpu_targets()));
+  add_target(*model, o->target);
   model->add_option("--repeat", o->repeat, "Timed runs (default: half a second's worth)")
       ->check(CLI::Range(1, 1000000));
   model->callback([&job, o] { job = [o] { run_bench_model(*o); }; });

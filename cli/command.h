@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "qkv/device.h"
 
@@ -14,9 +15,16 @@ using Job = std::function<void()>;  // throws Error when it fails
 
 void add_bench(CLI::App& app, Job& job);
 void add_bench_model(CLI::App& bench, Job& job);  // a subcommand of bench
+void add_classify(CLI::App& app, Job& job);
+void add_completion(CLI::App& app, Job& job);
+void add_encode(CLI::App& app, Job& job);
+void add_fill(CLI::App& app, Job& job);
+void add_generate(CLI::App& app, Job& job);
+void add_help(CLI::App& app, Job& job);
 void add_info(CLI::App& app, Job& job);
 void add_inspect(CLI::App& app, Job& job);
 void add_study(CLI::App& app, Job& job);
+void add_tokenize(CLI::App& app, Job& job);
 void add_verify(CLI::App& app, Job& job);
 
 // Options that every subcommand has.
@@ -29,6 +37,11 @@ struct Common {
   void apply() const;  // sets the number of threads; Error when the device is not to be had
   Device chosen_device() const;
 };
+
+// --target; what it may be depends on the machine, so help and documentation do not list it.
+void add_target(CLI::App& command, std::string& target);
+// Any number of texts as arguments.
+void add_texts(CLI::App& command, std::vector<std::string>& texts);
 
 // Shown at the end of a command's --help.
 std::string examples(const std::string& first, const std::string& second);

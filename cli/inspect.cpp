@@ -194,7 +194,8 @@ void add_inspect(CLI::App& app, Job& job) {
   command
       ->add_option("path", options->path,
                    "A .safetensors file, an index.json of several, or a folder with either")
-      ->required();
+      ->required()
+      ->type_name("FILE");
   command->add_option("--sort", options->sort, "Order of the tensors: name or size (largest first)")
       ->check(CLI::IsMember({"name", "size"}))
       ->capture_default_str();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <utility>
 
@@ -22,6 +23,10 @@ std::string time_text(double seconds) {
                     : fmt::format("{} min {} s", whole / 60, whole % 60);
 }
 
+std::string rate_text(double rate) {
+  return rate < 10 ? fmt::format("{:.1f}/s", rate) : fmt::format("{:.0f}/s", rate);
+}
+
 }  // namespace
 
 Progress::Progress(std::string label)
@@ -37,22 +42,24 @@ void Progress::update(int done, int total) {
   const double seconds = std::chrono::duration<double>(now - start_).count();
   const double rate = seconds > 0 ? done / seconds : 0;
   const double left = rate > 0 ? (total - done) / rate : 0;
+  const std::string pace = fmt::format("{}, {} left", rate_text(rate), time_text(left));
   if (!terminal_) {
-    const int tenths = 10 * done / total;
+    const int tenths = static_cast<int>(std::int64_t{10} * done / total);
     if (tenths == tenths_ || now - last_ < kLines) return;
     tenths_ = tenths;
     last_ = now;
-    fmt::print(stderr, "{}: {} of {}, {} left\n", label_, done, total, time_text(left));
+    fmt::print(stderr, "{}: {} of {}, {}\n", label_, done, total, pace);
     return;
   }
-  if (done < total && now - last_ < kRedraw) return;
+  // What is over before it could be read is not drawn at all.
+  const bool is_last = drawn_ && done == total;
+  if (!is_last && now - last_ < kRedraw) return;
   last_ = now;
   drawn_ = true;
-  const int filled = kBar * std::min(done, total) / total;
+  const int filled = static_cast<int>(std::int64_t{kBar} * std::min(done, total) / total);
   std::string bar;
   for (int i = 0; i < kBar; ++i) bar += i < filled ? "█" : "░";
-  fmt::print(stderr, "{}{} {} {}/{}  {:.1f}/s  {} left", kClearLine, label_, bar, done, total, rate,
-             time_text(left));
+  fmt::print(stderr, "{}{} {} {}/{}  {}", kClearLine, label_, bar, done, total, pace);
   std::fflush(stderr);
 }
 

@@ -61,7 +61,8 @@ void add_study(CLI::App& app, Job& job) {
       ->check(CLI::Range(1e-6, 1000.0))
       ->capture_default_str();
   scale->add_option("--seed", o.seed, "Seed of all random numbers")->capture_default_str();
-  scale->add_option("--out", options->out, "Write a self-contained HTML report to this file");
+  scale->add_option("--out", options->out, "Write a self-contained HTML report to this file")
+      ->type_name("FILE");
   options->common.add_to(*scale);
   scale->callback([&job, options] { job = [options] { run_scale(*options); }; });
 }

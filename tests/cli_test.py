@@ -79,7 +79,8 @@ class BenchModel(unittest.TestCase):
 class Usage(unittest.TestCase):
     def test_help_has_two_examples(self):
         for command in ([], ["bench"], ["bench", "attention"], ["bench", "model"], ["study"],
-                        ["study", "scale"], ["inspect"], ["verify"], ["info"]):
+                        ["study", "scale"], ["inspect"], ["verify"], ["info"], ["help"],
+                        ["completion"], ["generate"], ["encode"], ["fill"], ["classify"]):
             run = qkv(*command, "--help")
             self.assertEqual(run.returncode, 0, command)
             examples = run.stdout.split("Examples:\n")[1].strip().splitlines()
@@ -107,6 +108,8 @@ class Usage(unittest.TestCase):
                           ["bench", "attention", "--target", "abacus"],
                           ["bench", "attention", "--threads", "0"],
                           ["study", "scale", "--head-sizes", "4096"],
+                          ["generate"], ["generate", "x", "--top-p", "2"], ["fill"], ["encode"],
+                          ["generate", "x", "--beams", "0"], ["encode", "x", "--pool", "max"],
                           ["study", "scale", "--input-variance", "-1"]):
             run = qkv(*arguments)
             self.assertEqual(run.returncode, 2, arguments)

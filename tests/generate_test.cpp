@@ -160,6 +160,22 @@ TEST(Generate, BeamsFindWhatGreedyMisses) {
   EXPECT_GE(score(prompt, beam), score(prompt, greedy) - 1e-6);
 }
 
+TEST(Generate, AStepMayBeTheLast) {
+  const auto model = load_model(golden("gpt2"));
+  for (const std::int64_t beams : {1, 3}) {
+    const GenerateOptions all{.max_new_tokens = 9, .beams = beams, .stop_ids = Ids{}};
+    GenerateOptions some = all;
+    int steps = 0;
+    some.on_step = [&] { return ++steps < 4; };
+    const Ids whole = generate(*model, {{1, 2}}, all).front();
+    const Ids part = generate(*model, {{1, 2}}, some).front();
+    EXPECT_EQ(whole.size(), 9u);
+    EXPECT_EQ(part.size(), 4u);
+    if (beams > 1) continue;
+    EXPECT_EQ(part, Ids(whole.begin(), whole.begin() + 4));
+  }
+}
+
 TEST(Generate, BadOptionsAreNamed) {
   const auto model = load_model(golden("gpt2"));
   EXPECT_THROW(generate(*model, {{1}}, {.temperature = -1}), Error);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check-levels and check-readme, run on small trees: what they must accept and what refuse."""
+"""The checks of the source, run on small trees: what they must accept and what refuse."""
 import pathlib
 import subprocess
 import sys
@@ -104,6 +104,31 @@ class Readme(unittest.TestCase):
 
     def test_refuses_a_readme_without_code(self):
         self.assertEqual(self.check("# t\n")[0], 1)
+
+
+class CliDocs(unittest.TestCase):
+    def check(self, page, *options):
+        """Runs the check with a program that says "# one\\n" of itself."""
+        with tempfile.TemporaryDirectory() as root:
+            program = pathlib.Path(root, "program")
+            program.write_text("#!/bin/sh\necho '# one'\n")
+            program.chmod(0o755)
+            file = pathlib.Path(root, "cli.md")
+            file.write_text(page)
+            done = subprocess.run([sys.executable, TOOLS / "check-cli-docs", *options, program, file],
+                                  capture_output=True, text=True)
+            return done.returncode, done.stdout, file.read_text()
+
+    def test_accepts_what_the_program_says(self):
+        self.assertEqual(self.check("# one\n")[0], 0)
+
+    def test_refuses_a_stale_page(self):
+        code, output, _ = self.check("# two\n")
+        self.assertEqual(code, 1)
+        self.assertIn("make docs", output)
+
+    def test_rewrites_it(self):
+        self.assertEqual(self.check("# two\n", "--write")[2], "# one\n")
 
 
 if __name__ == "__main__":

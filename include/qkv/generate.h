@@ -28,6 +28,8 @@ struct GenerateOptions {
   // Called with each token as it is chosen (sequence, token); false ends that sequence. With beams,
   // called for the tokens of the best one at the end.
   std::function<bool(std::size_t sequence, std::int64_t token)> on_token{};
+  // Called before each step; false ends all sequences with what they have.
+  std::function<bool()> on_step{};
 };
 
 // The new tokens of each sequence. For decoders `prompts` are what is continued, of any lengths;

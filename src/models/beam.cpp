@@ -101,6 +101,7 @@ std::vector<std::int64_t> beam_search(const Model& model, const std::vector<std:
       }
     }
     if (step + 1 == decoding.steps()) break;
+    if (options.on_step && !options.on_step()) break;
     decoding.reorder(rows);
     logits = decoding.step(tokens);
   }

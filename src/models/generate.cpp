@@ -152,6 +152,7 @@ std::vector<std::vector<std::int64_t>> generate(
     const bool some_ended = still.size() < active.size();
     active = std::move(still);
     if (active.empty() || step + 1 == decoding.steps()) break;
+    if (options.on_step && !options.on_step()) break;
     if (some_ended) decoding.reorder(rows);
     logits = decoding.step(tokens);
   }

@@ -47,8 +47,10 @@ void load_parameters(Model& model, const Checkpoint& checkpoint, const std::stri
                      const LoadOptions& options) {
   std::set<std::string> used;
   std::vector<std::string> missing, misshapen, unexpected;
+  const int total = static_cast<int>(checkpoint.names().size());
   model.visit(nn::Visitor([&](const std::string& name, Tensor& parameter, const Shape& shape) {
     used.insert(name);
+    if (options.progress) options.progress(static_cast<int>(used.size()), total);
     if (!checkpoint.contains(name)) {
       missing.push_back(fmt::format("{} {}", name, shape));
       return;

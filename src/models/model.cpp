@@ -34,6 +34,27 @@ constexpr std::array<Family, 12> kFamilies{{
     {"t5", make_t5, "T5ForConditionalGeneration"},
 }};
 
+// "0": "negative", "1": "positive"; a class the config forgot is called by its number.
+std::vector<std::string> labels_of(const Config& names, std::int64_t classes) {
+  std::vector<std::string> labels;
+  for (std::int64_t i = 0; i < classes; ++i) {
+    labels.push_back(names.text_or(std::to_string(i), std::to_string(i)));
+  }
+  return labels;
+}
+
+// The characters of a UTF-8 text. An underscore keeps a place that is no character.
+std::vector<std::string> symbols_of(const std::string& text) {
+  std::vector<std::string> symbols;
+  for (const char byte : text) {
+    const bool continues = (static_cast<unsigned char>(byte) & 0xC0) == 0x80;
+    if (!continues || symbols.empty()) symbols.emplace_back();
+    symbols.back() += byte;
+  }
+  std::replace(symbols.begin(), symbols.end(), std::string("_"), std::string());
+  return symbols;
+}
+
 }  // namespace
 
 std::string to_string(ModelKind kind) {
@@ -65,9 +86,14 @@ ModelInfo ModelSource::info(ModelKind kind) const {
   info.decoder_start_id = c.integer_or("decoder_start_token_id", -1, -1, kMaxVocabulary);
   if (c.has("eos_token_id")) info.eos_ids = c.integers("eos_token_id", 0, kMaxVocabulary);
   if (c.has("id2label")) {
-    info.classes = static_cast<std::int64_t>(c.object("id2label").keys().size());
+    const Config names = c.object("id2label");
+    info.classes = static_cast<std::int64_t>(names.keys().size());
+    info.labels = labels_of(names, info.classes);
   }
   info.classes = c.integer_or("num_labels", info.classes, 0, kMaxVocabulary);
+  info.multi_label = c.text_or("problem_type", "") == "multi_label_classification";
+  info.input_symbols = symbols_of(c.text_or("grapheme_chars", ""));
+  info.output_symbols = symbols_of(c.text_or("phoneme_chars", ""));
   return info;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,10 +25,15 @@ struct ModelInfo {
   std::string architecture;  // "BertForMaskedLM", ...
   ModelKind kind = ModelKind::encoder;
   std::int64_t vocabulary = 0, hidden = 0, layers = 0, heads = 0;
-  std::int64_t max_positions = 0;  // 0: no limit
-  std::int64_t classes = 0;        // of a classifier
+  std::int64_t max_positions = 0;     // 0: no limit
+  std::int64_t classes = 0;           // of a classifier
+  std::vector<std::string> labels{};  // what the classes are called, where id2label says so
+  bool multi_label = false;           // several classes may hold at once: sigmoid, not softmax
   std::int64_t pad_id = -1, bos_id = -1, decoder_start_id = -1;
   std::vector<std::int64_t> eos_ids;
+  // Of a model that reads and writes characters: id i stands for symbols[i], "" for nothing. From
+  // grapheme_chars and phoneme_chars of the config; empty where a tokenizer is needed.
+  std::vector<std::string> input_symbols{}, output_symbols{};
 };
 
 struct ModelInput {
@@ -89,6 +95,8 @@ struct LoadOptions {
   bool writable = false;
   // Where the weights go, and with them all that the model computes.
   Device device{};
+  // Called after each tensor.
+  std::function<void(int done, int total)> progress{};
 };
 // Reads config.json and model.safetensors (or the shards of model.safetensors.index.json) of a
 // folder. Everything missing, unexpected or of the wrong shape is listed in one Error.
