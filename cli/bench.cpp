@@ -297,6 +297,7 @@ void add_bench(CLI::App& app, Job& job) {
     job = [o] { run(*o); };
   });
   add_bench_model(*bench, job);
+  add_bench_tokenizer(*bench, job);
 }
 
 }  // namespace qkv::cli

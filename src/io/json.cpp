@@ -223,7 +223,8 @@ std::pair<std::string, std::int64_t> Config::text_and_integer(const std::string&
   const Json& value = value_->at(key);
   check(value.is_array() && value.size() == 2, "{} must be a list of a text and an integer, got {}",
         where(key), shown(value));
-  return {as_text(value[0], where(key) + "[0]"), as_integer(value[1], where(key) + "[1]", min, max)};
+  return {as_text(value[0], where(key) + "[0]"),
+          as_integer(value[1], where(key) + "[1]", min, max)};
 }
 
 std::map<std::string, std::string> Config::all_texts() const {

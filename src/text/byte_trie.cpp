@@ -5,8 +5,8 @@
 
 namespace qkv::text {
 
-// Places the children of one node after the other, broadest first within the last few blocks that
-// still have room; older blocks are as full as they will get.
+// Places the children of one node after the other, in the first block that has room for them. A
+// block that refused a few times is as full as it will get.
 class ByteTrieBuilder {
  public:
   ByteTrieBuilder(ByteTrie& trie, const std::vector<ByteTrie::Key>& keys)
@@ -14,23 +14,31 @@ class ByteTrieBuilder {
 
   void build() {
     add_block();
-    used_[0] = true;
+    used_[0] = 1;
     std::vector<Range> queue{{0, 0, keys_.size(), 0}};
     for (std::size_t i = 0; i < queue.size(); ++i) place_children(Range(queue[i]), queue);
   }
 
  private:
   static constexpr std::size_t kBlock = 256;
-  static constexpr std::size_t kOpenBlocks = 16;
+  static constexpr int kMostRefusals = 4;
 
   struct Range {  // keys that share their first `depth` bytes
     std::uint32_t node;
     std::size_t begin, end, depth;
   };
 
+  // A block with room for more children, as long as it is worth asking.
+  struct Open {
+    std::size_t begin;
+    std::size_t cursor;  // slots before are taken
+    int refusals = 0;
+  };
+
   void add_block() {
+    open_.push_back({units_.size(), units_.size()});
     units_.resize(units_.size() + kBlock);
-    used_.resize(units_.size(), false);
+    used_.resize(units_.size(), 0);
   }
 
   unsigned char byte_of(std::size_t key, std::size_t depth) const {
@@ -55,23 +63,30 @@ class ByteTrieBuilder {
       while (end < range.end && byte_of(end, range.depth) == label) ++end;
       const std::uint32_t child = base ^ label;
       units_[child].parent = range.node;
-      used_[child] = true;
+      used_[child] = 1;
       queue.push_back({child, i, end, range.depth + 1});
       i = end;
     }
   }
 
   bool fits(std::uint32_t base) const {
-    return std::ranges::all_of(labels_, [&](unsigned char c) { return !used_[base ^ c]; });
+    return std::ranges::all_of(labels_, [&](unsigned char c) { return used_[base ^ c] == 0; });
   }
 
   std::uint32_t find_base() {
-    const std::size_t blocks = units_.size() / kBlock;
-    for (std::size_t block = blocks - std::min(blocks, kOpenBlocks); block < blocks; ++block) {
-      for (std::size_t slot = block * kBlock; slot < (block + 1) * kBlock; ++slot) {
-        if (used_[slot]) continue;
+    for (std::size_t i = 0; i < open_.size();) {
+      Open& block = open_[i];
+      const std::size_t end = block.begin + kBlock;
+      while (block.cursor < end && used_[block.cursor] != 0) ++block.cursor;
+      for (std::size_t slot = block.cursor; slot < end; ++slot) {
+        if (used_[slot] != 0) continue;
         const auto base = static_cast<std::uint32_t>(slot) ^ labels_[0];
         if (fits(base)) return base;
+      }
+      if (block.cursor == end || ++block.refusals == kMostRefusals) {
+        open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(i));
+      } else {
+        ++i;
       }
     }
     add_block();
@@ -80,7 +95,8 @@ class ByteTrieBuilder {
 
   std::vector<ByteTrie::Unit>& units_;
   const std::vector<ByteTrie::Key>& keys_;
-  std::vector<bool> used_;
+  std::vector<std::uint8_t> used_;
+  std::vector<Open> open_;
   std::vector<unsigned char> labels_;
 };
 

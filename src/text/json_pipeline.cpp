@@ -61,6 +61,8 @@ void JsonPipeline::encode(std::string_view text, bool spans, Encoding& result) c
   Workspace& work = *loan;
   work.words.text.tracked = spans || needs_origins_;
   work.words.text.clear();
+  work.outer_spaces.clear();
+  const bool trims = !post_processor_.trims.empty();
   std::string repaired;
   AlignedText given;  // only where bytes had to be replaced and their places are asked for
   if (!is_valid_utf8(text)) {
@@ -76,10 +78,18 @@ void JsonPipeline::encode(std::string_view text, bool spans, Encoding& result) c
     if (token == nullptr) {
       encode_segment(inside, part.begin, work, result);
     } else {
-      append_added(*token, inside, {part.begin, part.end}, result);
+      result.ids.push_back(token->id);
+      result.spans.push_back({part.begin, part.end});
+      if (trims) work.outer_spaces.push_back(spaces_around(inside));
     }
   }
-  if (!spans) result.spans.clear();
+  if (!spans) {
+    result.spans.clear();
+  } else {
+    for (const PostProcessor::Trim& trim : post_processor_.trims) {
+      trim_spans(trim, text, work.outer_spaces, result.spans);
+    }
+  }
   if (given.tracked) {  // spans are of the repaired text so far
     for (TokenSpan& span : result.spans) {
       if (span.begin == span.end) {
@@ -89,27 +99,6 @@ void JsonPipeline::encode(std::string_view text, bool spans, Encoding& result) c
       }
     }
   }
-}
-
-void JsonPipeline::append_added(const AddedToken& token, std::string_view text, TokenSpan span,
-                                Encoding& result) const {
-  result.ids.push_back(token.id);
-  for (const PostProcessor::Trim& trim : post_processor_.trims) {
-    std::size_t leading = 0, trailing = 0;
-    while (leading < text.size() && is_space(utf8_at(text, leading).value)) {
-      leading += utf8_size(text[leading]);
-    }
-    while (trailing < text.size()) {
-      const std::size_t last = utf8_before(text, text.size() - trailing);
-      if (!is_space(utf8_at(text, last).value)) break;
-      trailing = text.size() - last;
-    }
-    const bool first = result.ids.size() == 1 || span.begin == 0;
-    if (first && trim.prefix_space && leading > 0 && utf8_size(text[0]) == leading) leading = 0;
-    span.begin = std::min(span.begin + leading, span.end);
-    span.end = std::max(span.end - std::min(trailing, span.end), span.begin);
-  }
-  result.spans.push_back(span);
 }
 
 void JsonPipeline::encode_segment(std::string_view text, std::size_t offset, Workspace& work,
@@ -135,8 +124,13 @@ void JsonPipeline::encode_segment(std::string_view text, std::size_t offset, Wor
                                ? TokenSpan{all.from[part.begin].begin, all.from[part.end - 1].end}
                                : TokenSpan{};
     if (token != nullptr) {
-      append_added(*token, std::string_view(all.text).substr(part.begin, part.end - part.begin),
-                   span, result);
+      result.ids.push_back(token->id);
+      result.spans.push_back(span);
+      if (!post_processor_.trims.empty()) {
+        const std::string_view text_found = all.text;
+        work.outer_spaces.push_back(
+            spaces_around(text_found.substr(part.begin, part.end - part.begin)));
+      }
       continue;
     }
     words.clear();
@@ -164,23 +158,10 @@ void JsonPipeline::encode_words(Workspace& work, Encoding& result) const {
         span = {all.from[part.begin + token.begin].begin, all.from[part.begin + token.end - 1].end};
       }
       result.spans.push_back(span);
-      trim_spans(model_->vocabulary().token(token.id), result);
+      if (!post_processor_.trims.empty()) {
+        work.outer_spaces.push_back(spaces_around(model_->vocabulary().token(token.id)));
+      }
     }
-  }
-}
-
-// Of the last token, which reads so: spaces are written as a character of the byte alphabet.
-void JsonPipeline::trim_spans(std::string_view token, Encoding& result) const {
-  constexpr std::string_view kSpace = "\xC4\xA0";
-  TokenSpan& span = result.spans.back();
-  for (const PostProcessor::Trim& trim : post_processor_.trims) {
-    std::size_t leading = 0, trailing = 0;
-    for (std::string_view rest = token; rest.starts_with(kSpace); rest.remove_prefix(2)) ++leading;
-    for (std::string_view rest = token; rest.ends_with(kSpace); rest.remove_suffix(2)) ++trailing;
-    const bool first = result.ids.size() == 1 || span.begin == 0;
-    if (first && trim.prefix_space && leading == 1) leading = 0;
-    span.begin = std::min(span.begin + leading, span.end);
-    if (span.end >= trailing) span.end = std::max(span.end - trailing, span.begin);
   }
 }
 

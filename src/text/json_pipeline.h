@@ -42,9 +42,6 @@ class JsonPipeline final : public Tokenizer::Pipeline {
   void encode_segment(std::string_view text, std::size_t offset, Workspace& work,
                       Encoding& result) const;
   void encode_words(Workspace& work, Encoding& result) const;
-  void append_added(const AddedToken& token, std::string_view text, TokenSpan span,
-                    Encoding& result) const;
-  void trim_spans(std::string_view text, Encoding& result) const;
 
   TokenizerFile file_;  // for to_json
   NormalizerPtr normalizer_;

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "io/json.h"
+#include "qkv/tokenizer.h"
 #include "text/vocabulary.h"
+#include "text/workspace.h"
 
 namespace qkv::text {
 
@@ -30,6 +32,12 @@ struct PostProcessor {
 
   std::size_t special_tokens(bool of_pair) const;  // how many the template adds
 };
+
+// The spaces a token begins and ends with, as byte-level tokens write them or as they are.
+OuterSpaces spaces_around(std::string_view token);
+// Takes spaces off the spans of the tokens of a text.
+void trim_spans(const PostProcessor::Trim& trim, std::string_view text,
+                const std::vector<OuterSpaces>& spaces, std::vector<TokenSpan>& spans);
 
 // Null config: nothing is added.
 PostProcessor make_post_processor(const std::optional<Config>& config);

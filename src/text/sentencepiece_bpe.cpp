@@ -3,7 +3,6 @@
 #include "core/check.h"
 #include "io/shown.h"
 #include "text/bpe.h"
-#include "text/metaspace.h"
 #include "text/sentencepiece_encoder.h"
 #include "text/utf8.h"
 
@@ -17,39 +16,18 @@ using Type = SentencePieceModel::Type;
 class BpeEncoder final : public SentencePieceEncoder {
  public:
   BpeEncoder(const SentencePieceModel& model, const PieceTable& pieces)
-      : user_defined_(model), unknown_(pieces.unknown) {
+      : SentencePieceEncoder(model, pieces, true), user_defined_(model) {
     add_symbols(model);
     add_rules(model);
-    splits_words_ = true;
     for (const auto& piece : model.pieces) {
       check(piece.type != Type::unused,
             "{}: '{}' is an unused piece, which is not supported in a BPE model", model.name,
             shown_name(piece.text));
-      splits_words_ = splits_words_ && !has_inner_space(piece.text);
-    }
-    splits_words_ = splits_words_ && pieces.ordinary.find(kMetaspace) != kNoToken;
-  }
-
-  void encode(std::string_view text, bool spans, Workspace& work,
-              std::vector<Token>& tokens) const override {
-    if (!splits_words_) return encode_word(text, 0, work, tokens);
-    for (std::size_t begin = 0; begin < text.size();) {
-      const std::size_t end = word_end(text, begin);
-      cached(text.substr(begin, end - begin), static_cast<std::uint32_t>(begin), spans, work,
-             tokens);
-      begin = end;
     }
   }
 
  private:
   static constexpr TokenId kFrozen = TokenId{1} << 31;  // never merged: no rule knows such an id
-
-  // Spaces, then what is none: no piece reaches further where splits_words_.
-  static std::size_t word_end(std::string_view text, std::size_t at) {
-    while (text.substr(at).starts_with(kMetaspace)) at += kMetaspace.size();
-    return std::min(text.find(kMetaspace, at), text.size());
-  }
-  static bool has_inner_space(std::string_view piece) { return piece.size() > word_end(piece, 0); }
 
   // Every piece, and every character that a piece has but is none itself.
   void add_symbols(const SentencePieceModel& model) {
@@ -94,27 +72,8 @@ class BpeEncoder final : public SentencePieceEncoder {
     for (const auto& rule : rules) merges_.put(rule);
   }
 
-  void cached(std::string_view word, std::uint32_t offset, bool spans, Workspace& work,
-              std::vector<Token>& tokens) const {
-    if (spans || !WordCache::takes(word)) return encode_word(word, offset, work, tokens);
-    WordCache::Entry& entry = work.cache.entry(word);
-    if (!entry.is(word)) {
-      const std::size_t before = tokens.size();
-      encode_word(word, offset, work, tokens);
-      const std::size_t count = tokens.size() - before;
-      // Unknown characters need their bytes afterwards, which a cached token has not.
-      const bool known =
-          std::all_of(tokens.begin() + static_cast<std::ptrdiff_t>(before), tokens.end(),
-                      [&](const Token& t) { return t.id != unknown_; });
-      if (count > WordCache::kMostTokens || !known) return;
-      for (std::size_t i = 0; i < count; ++i) entry.ids[i] = tokens[before + i].id;
-      return WordCache::put(entry, word, count);
-    }
-    for (const TokenId id : entry.tokens()) tokens.push_back({id});
-  }
-
   void encode_word(std::string_view word, std::uint32_t offset, Workspace& work,
-                   std::vector<Token>& tokens) const {
+                   std::vector<Token>& tokens) const override {
     work.symbols.clear();
     for (std::size_t i = 0; i < word.size();) {
       std::size_t size = user_defined_.longest(word.substr(i));
@@ -122,13 +81,13 @@ class BpeEncoder final : public SentencePieceEncoder {
       if (size == 0) size = utf8_size(word[i]);
       const TokenId id = symbols_.find(word.substr(i, size));
       work.symbols.push_back(
-          {id == kNoToken ? unknown_ | kFrozen : id | frozen, static_cast<std::uint32_t>(size)});
+          {id == kNoToken ? unknown() | kFrozen : id | frozen, static_cast<std::uint32_t>(size)});
       i += size;
     }
     merge_symbols(merges_, work);
     for (const auto& symbol : work.symbols) {
       const TokenId id = symbol.id & ~kFrozen;
-      tokens.push_back({id < pieces_end_ ? id : unknown_, offset, offset + symbol.size});
+      tokens.push_back({id < pieces_end_ ? id : unknown(), offset, offset + symbol.size});
       offset += symbol.size;
     }
   }
@@ -137,9 +96,8 @@ class BpeEncoder final : public SentencePieceEncoder {
 
   UserDefined user_defined_;
   Vocabulary symbols_;
-  TokenId pieces_end_ = 0, unknown_;
+  TokenId pieces_end_ = 0;
   MergeTable merges_;
-  bool splits_words_ = false;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -24,10 +25,26 @@ struct PieceTable {
 
 class SentencePieceEncoder {
  public:
+  // Words on their own are asked for only if that makes no difference to their tokens.
+  SentencePieceEncoder(const SentencePieceModel& model, const PieceTable& pieces, bool by_words);
   virtual ~SentencePieceEncoder() = default;
-  // Appends tokens that cover the text, from left to right; unknown characters one by one.
-  virtual void encode(std::string_view text, bool spans, Workspace& work,
-                      std::vector<Token>& tokens) const = 0;
+  // Appends tokens that cover the text, from left to right; unknown characters one by one. Without
+  // `spans` the bytes of known ones may be left 0.
+  void encode(std::string_view text, bool spans, Workspace& work, std::vector<Token>& tokens) const;
+
+ protected:
+  // Tokens of text that has no piece in common with what stands around it; `offset` is where it
+  // begins.
+  virtual void encode_word(std::string_view word, std::uint32_t offset, Workspace& work,
+                           std::vector<Token>& tokens) const = 0;
+  TokenId unknown() const { return unknown_; }
+
+ private:
+  void encode_cached(std::string_view word, std::uint32_t offset, Workspace& work,
+                     std::vector<Token>& tokens) const;
+
+  TokenId unknown_;
+  bool splits_words_ = false;  // no piece reaches from a word into the space after it
 };
 
 std::unique_ptr<const SentencePieceEncoder> make_unigram_encoder(const SentencePieceModel& model,

@@ -86,8 +86,8 @@ class Parser {
       if (field.wire != 2) continue;
       if (field.number == 1) piece(field.bytes);
       if (field.number == 2) trainer(field.bytes);
-      if (field.number == 3) normalizer(field.bytes);
-      if (field.number == 5) denormalizer(field.bytes);
+      if (field.number == 3) normalization(field.bytes, model_.normalizer);
+      if (field.number == 5) normalization(field.bytes, model_.denormalizer);
     }
     check(!model_.pieces.empty(), "{}: not a sentencepiece model, there are no pieces in it",
           model_.name);
@@ -131,22 +131,13 @@ class Parser {
     check(is_valid_utf8(model_.unknown_surface), "{}: unk_surface is not UTF-8", model_.name);
   }
 
-  void normalizer(std::string_view bytes) {
+  void normalization(std::string_view bytes, SentencePieceModel::Normalization& result) {
     Message message(bytes, model_.name);
     for (Message::Field field; message.next(field);) {
-      if (field.number == 2 && field.wire == 2) model_.charsmap = field.bytes;
-      if (field.number == 3 && field.wire == 0) model_.add_dummy_prefix = field.flag();
-      if (field.number == 4 && field.wire == 0) model_.remove_extra_spaces = field.flag();
-      if (field.number == 5 && field.wire == 0) model_.escape_spaces = field.flag();
-    }
-  }
-
-  void denormalizer(std::string_view bytes) {
-    Message message(bytes, model_.name);
-    for (Message::Field field; message.next(field);) {
-      check(field.number != 2 || field.bytes.empty(),
-            "{}: a denormalizer (denormalizer_spec.precompiled_charsmap) is not supported",
-            model_.name);
+      if (field.number == 2 && field.wire == 2) result.charsmap = field.bytes;
+      if (field.number == 3 && field.wire == 0) result.add_dummy_prefix = field.flag();
+      if (field.number == 4 && field.wire == 0) result.remove_extra_spaces = field.flag();
+      if (field.number == 5 && field.wire == 0) result.escape_spaces = field.flag();
     }
   }
 

@@ -23,8 +23,12 @@ struct SentencePieceModel {
   bool byte_fallback = false, space_is_suffix = false;
   std::string unknown_surface = " \xE2\x81\x87 ";  // how an unknown token reads
 
-  std::string charsmap;
-  bool add_dummy_prefix = true, remove_extra_spaces = true, escape_spaces = true;
+  struct Normalization {
+    std::string charsmap;
+    bool add_dummy_prefix = true, remove_extra_spaces = true, escape_spaces = true;
+  };
+  Normalization normalizer;
+  Normalization denormalizer;  // of decoded text, where it has rules
 
   // Throw Error unless it is such a file, of a kind that is supported.
   static SentencePieceModel read(const std::string& path);

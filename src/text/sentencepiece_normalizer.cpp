@@ -25,13 +25,14 @@ std::size_t UserDefined::longest(std::string_view text) const {
   return size;
 }
 
-SentencePieceNormalizer::SentencePieceNormalizer(const SentencePieceModel& model)
-    : rules_(model.charsmap, model.name + ": precompiled_charsmap"),
-      user_defined_(model),
-      add_dummy_prefix_(model.add_dummy_prefix),
-      remove_extra_spaces_(model.remove_extra_spaces),
+SentencePieceNormalizer::SentencePieceNormalizer(
+    const SentencePieceModel& model, const SentencePieceModel::Normalization& normalization)
+    : rules_(normalization.charsmap, model.name + ": precompiled_charsmap"),
+      user_defined_(&normalization == &model.normalizer ? UserDefined(model) : UserDefined()),
+      add_dummy_prefix_(normalization.add_dummy_prefix),
+      remove_extra_spaces_(normalization.remove_extra_spaces),
       space_is_suffix_(model.space_is_suffix),
-      space_(model.escape_spaces ? kMetaspace : " ") {}
+      space_(normalization.escape_spaces ? kMetaspace : " ") {}
 
 // What the beginning of the text becomes: a user's string, what a rule says, or a character.
 SentencePieceNormalizer::Prefix SentencePieceNormalizer::prefix(std::string_view text) const {

@@ -33,7 +33,9 @@ struct NormalizedText {
 class SentencePieceNormalizer {
  public:
   SentencePieceNormalizer() = default;
-  explicit SentencePieceNormalizer(const SentencePieceModel& model);
+  // Of a model's normalizer or denormalizer.
+  SentencePieceNormalizer(const SentencePieceModel& model,
+                          const SentencePieceModel::Normalization& normalization);
 
   // `text` is valid UTF-8.
   void apply(std::string_view text, bool origins, NormalizedText& result) const;

@@ -40,7 +40,10 @@ TokenId PieceTable::id(std::string_view piece) const {
 }
 
 SentencePiecePipeline::SentencePiecePipeline(SentencePieceModel model)
-    : model_(std::move(model)), pieces_(model_), normalizer_(model_) {
+    : model_(std::move(model)),
+      pieces_(model_),
+      normalizer_(model_, model_.normalizer),
+      denormalizer_(model_, model_.denormalizer) {
   encoder_ = model_.algorithm == SentencePieceModel::Algorithm::unigram
                  ? make_unigram_encoder(model_, pieces_)
                  : make_bpe_encoder(model_, pieces_);
@@ -126,8 +129,8 @@ std::string SentencePiecePipeline::surface(std::int64_t id, bool at_start,
   if (piece.type == Type::control) return options.skip_special ? "" : piece.text;
   if (piece.type == Type::unknown) return model_.unknown_surface;
   std::string_view rest = piece.text;
-  if (at_start && (model_.add_dummy_prefix || model_.remove_extra_spaces)) {
-    took_space = rest.starts_with(kMetaspace) && !model_.remove_extra_spaces;
+  if (at_start && (model_.normalizer.add_dummy_prefix || model_.normalizer.remove_extra_spaces)) {
+    took_space = rest.starts_with(kMetaspace) && !model_.normalizer.remove_extra_spaces;
     if (rest.starts_with(kMetaspace)) rest.remove_prefix(kMetaspace.size());
   }
   std::string text;
@@ -163,7 +166,10 @@ std::string SentencePiecePipeline::decode(std::span<const std::int64_t> ids,
     text += surface(id, at_start, options, took_space);
   }
   flush();
-  return text;
+  if (model_.denormalizer.charsmap.empty()) return text;
+  NormalizedText denormalized;
+  denormalizer_.apply(text, false, denormalized);
+  return denormalized.text;
 }
 
 std::optional<std::int64_t> SentencePiecePipeline::id(std::string_view token) const {

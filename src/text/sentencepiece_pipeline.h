@@ -41,7 +41,7 @@ class SentencePiecePipeline final : public Tokenizer::Pipeline {
 
   SentencePieceModel model_;
   PieceTable pieces_;
-  SentencePieceNormalizer normalizer_;
+  SentencePieceNormalizer normalizer_, denormalizer_;
   std::unique_ptr<const SentencePieceEncoder> encoder_;
   std::array<TokenId, 256> bytes_{};
   mutable WorkspacePool workspaces_;

@@ -10,12 +10,12 @@ namespace {
 
 using Type = SentencePieceModel::Type;
 
-// The best path through all of the text. The sums are kept in single precision, as sentencepiece
-// keeps them: where two ways are almost equal, that decides.
+// The best path through all of a text. Sums have single precision, and begin anew when they grow
+// large, as in sentencepiece: where two ways are almost equal, that decides.
 class UnigramEncoder final : public SentencePieceEncoder {
  public:
   UnigramEncoder(const SentencePieceModel& model, const PieceTable& pieces)
-      : unknown_(pieces.unknown) {
+      : SentencePieceEncoder(model, pieces, false) {
     float least = std::numeric_limits<float>::max(), most = std::numeric_limits<float>::min();
     std::vector<ByteTrie::Key> keys;
     for (TokenId id = 0; id < model.pieces.size(); ++id) {
@@ -29,36 +29,39 @@ class UnigramEncoder final : public SentencePieceEncoder {
     unknown_score_ = least - static_cast<float>(kUnknownPenalty);
     scores_.reserve(model.pieces.size());
     for (const auto& piece : model.pieces) {
+      longest_ = std::max(longest_, piece.text.size());
       // What the user defined is always chosen.
-      scores_.push_back(piece.type == Type::user_defined
-                            ? static_cast<float>(piece.text.size()) * most - 0.1
-                            : static_cast<double>(piece.score));
+      const double always = static_cast<float>(piece.text.size()) * most - 0.1;
+      scores_.push_back(piece.type == Type::user_defined ? static_cast<float>(always)
+                                                         : piece.score);
     }
     trie_ = ByteTrie(std::move(keys));
   }
 
-  void encode(std::string_view text, bool /*spans*/, Workspace& work,
-              std::vector<Token>& tokens) const override {
+ private:
+  void encode_word(std::string_view text, std::uint32_t offset, Workspace& work,
+                   std::vector<Token>& tokens) const override {
     find_best(text, work.best);
     const auto first = static_cast<std::ptrdiff_t>(tokens.size());
     for (auto end = static_cast<std::uint32_t>(text.size()); end > 0;) {
       const Workspace::Best& best = work.best[end];
-      tokens.push_back({best.id, best.begin, end});
+      tokens.push_back({best.id, offset + best.begin, offset + end});
       end = best.begin;
     }
     std::reverse(tokens.begin() + first, tokens.end());
   }
 
- private:
   void find_best(std::string_view text, std::vector<Workspace::Best>& best) const {
     best.assign(text.size() + 1, {});
-    const auto reach = [&](std::size_t end, double score, TokenId id, std::size_t begin) {
+    const auto reach = [&](std::size_t end, float score, TokenId id, std::size_t begin) {
       Workspace::Best& target = best[end];
-      if (target.begin != Workspace::kUnreached && score <= target.score) return;
-      target = {static_cast<float>(score), id, static_cast<std::uint32_t>(begin)};
+      if (target.begin != Workspace::kUnreached && score <= static_cast<float>(target.score))
+        return;
+      target = {score, id, static_cast<std::uint32_t>(begin)};
     };
     for (std::size_t begin = 0; begin < text.size();) {
-      const double score = best[begin].score;
+      if (best[begin].score < kLowestSum) begin_anew(best, begin);
+      const auto score = static_cast<float>(best[begin].score);
       const std::size_t next = begin + utf8_size(text[begin]);
       bool has_single = false;
       std::uint32_t node = ByteTrie::kRoot;
@@ -67,20 +70,30 @@ class UnigramEncoder final : public SentencePieceEncoder {
         if (node == ByteTrie::kNone) break;
         const std::uint32_t id = trie_.value(node);
         if (id == ByteTrie::kNone) continue;
-        reach(i + 1, scores_[id] + score, id, begin);
+        reach(i + 1, score + scores_[id], id, begin);
         has_single = has_single || i + 1 == next;
       }
-      if (!has_single) {
-        reach(next, unknown_score_ + static_cast<float>(score), unknown_, begin);
-      }
+      if (!has_single) reach(next, score + unknown_score_, unknown(), begin);
       begin = next;
     }
   }
 
+  // Sums from here on are differences to the one at `at`.
+  void begin_anew(std::vector<Workspace::Best>& best, std::size_t at) const {
+    const auto base = static_cast<float>(best[at].score);
+    const std::size_t end = std::min(best.size(), at + longest_ + 1);
+    for (std::size_t i = at; i < end; ++i) {
+      if (i == at || best[i].begin != Workspace::kUnreached) {
+        best[i].score = static_cast<float>(best[i].score) - base;
+      }
+    }
+  }
+
+  static constexpr float kLowestSum = -100'000;
   ByteTrie trie_;
-  std::vector<double> scores_;
+  std::vector<float> scores_;
   float unknown_score_ = 0;
-  TokenId unknown_;
+  std::size_t longest_ = 4;  // bytes of a piece or a character
 };
 
 }  // namespace

@@ -18,9 +18,15 @@ struct Token {
   std::uint32_t begin = 0, end = 0;  // bytes of the word
 };
 
+// How many characters of a token are spaces at its beginning and its end.
+struct OuterSpaces {
+  std::uint32_t leading = 0, trailing = 0;
+};
+
 struct Workspace {
   Words words, spare;
   std::vector<Token> tokens;
+  std::vector<OuterSpaces> outer_spaces;  // of all tokens so far, where spans are trimmed
   WordCache cache;
 
   // Of BPE: symbols of a word in a list, and the merges that wait.

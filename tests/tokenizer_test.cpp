@@ -1,0 +1,153 @@
+// Tokenizers against what the libraries they come from computed, and against hostile files.
+#include "qkv/tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "expect_error.h"
+#include "support/temporary_folder.h"
+#include "text/sentencepiece_model.h"
+#include "text/tokenizer_file.h"
+
+namespace qkv {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+const fs::path kShared = fs::path(QKV_TEST_DATA) / "../../../shared/tokenizers";
+
+// Ids and text of every recorded text, and the same ids where spans are asked for.
+void expect_recorded(const std::string& recorded, const std::string& name, const fs::path& path) {
+  if (!fs::exists(kShared / recorded)) GTEST_SKIP() << (kShared / recorded) << " is not here";
+  const json all = json::parse(std::ifstream(kShared / recorded));
+  const Tokenizer tokenizer = Tokenizer::load((kShared / path).string());
+  const json& expected = all.at("expected").at(name);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const auto text = all.at("texts")[i].get<std::string>();
+    const auto ids = tokenizer.encode(text);
+    ASSERT_EQ(ids, expected[i].at("ids").get<std::vector<std::int64_t>>()) << text;
+    ASSERT_EQ(tokenizer.encode_spans(text).ids, ids) << text;
+    ASSERT_EQ(tokenizer.decode(ids), expected[i].at("decoded").get<std::string>()) << text;
+    DecodeStream stream(tokenizer);
+    std::string streamed;
+    for (const std::int64_t id : ids) streamed += stream.push(id);
+    ASSERT_EQ(streamed + stream.finish(), tokenizer.decode(ids)) << text;
+  }
+}
+
+TEST(Tokenizer, RecordedGpt2) { expect_recorded("expected.json", "gpt2", "gpt2"); }
+TEST(Tokenizer, RecordedGpt2FromMerges) {
+  expect_recorded("expected.json", "gpt2", "gpt2/vocab.json");
+}
+TEST(Tokenizer, RecordedBert) { expect_recorded("expected.json", "bert", "bert"); }
+TEST(Tokenizer, RecordedBertFromVocabTxt) {
+  expect_recorded("expected.json", "bert", "bert/vocab.txt");
+}
+TEST(Tokenizer, RecordedRoberta) { expect_recorded("expected.json", "roberta", "roberta"); }
+TEST(Tokenizer, RecordedT5) { expect_recorded("expected.json", "t5", "t5"); }
+TEST(Tokenizer, RecordedMarian) { expect_recorded("expected.json", "marian", "marian"); }
+TEST(Tokenizer, RecordedSentencePieceLlama) {
+  expect_recorded("expected_sentencepiece.json", "llama2", "llama2/tokenizer.model");
+}
+TEST(Tokenizer, RecordedSentencePieceT5) {
+  expect_recorded("expected_sentencepiece.json", "t5", "t5/spiece.model");
+}
+
+// A byte-level tokenizer of all bytes and two merges.
+std::string small_json(const std::string& extra = "") {
+  json vocab, merges = json::array({"h e", "he l"});
+  for (unsigned byte = 0; byte < 256; ++byte) {
+    const bool prints = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+    static unsigned next;
+    if (byte == 0) next = 256;
+    const unsigned code = prints ? byte : next++;
+    std::string token;
+    if (code < 128) {
+      token = static_cast<char>(code);
+    } else {
+      token = {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 63))};
+    }
+    vocab[token] = byte;
+  }
+  vocab["he"] = 256;
+  vocab["hel"] = 257;
+  return R"({"added_tokens":[{"content":"<end>","special":true}],"pre_tokenizer":{"type":)"
+         R"("ByteLevel","add_prefix_space":false},"decoder":{"type":"ByteLevel"},"model":{"vocab":)" +
+         vocab.dump() + R"(,"merges":)" + merges.dump() + "}" + extra + "}";
+}
+
+Tokenizer load_text(const std::string& text) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.path("tokenizer.json");
+  std::ofstream(path) << text;
+  return Tokenizer::load(path);
+}
+
+TEST(Tokenizer, ByteLevelWithAddedToken) {
+  const Tokenizer tokenizer = load_text(small_json());
+  EXPECT_EQ(tokenizer.encode("hello<end>"), (std::vector<std::int64_t>{257, 'l', 'o', 258}));
+  EXPECT_EQ(tokenizer.decode(std::vector<std::int64_t>{257, 'l', 'o', 258}), "hello");
+  EXPECT_EQ(tokenizer.kind(), "byte-level BPE, 259 tokens");
+  EXPECT_TRUE(tokenizer.is_special(258));
+  EXPECT_EQ(tokenizer.encode("hello hello", {.max_tokens = 2}).size(), 2U);
+}
+
+TEST(Tokenizer, SavedIsReadBackTheSame) {
+  const testing::TemporaryFolder folder;
+  const Tokenizer first = load_text(small_json());
+  first.save(folder.path("saved.json"));
+  const Tokenizer second = Tokenizer::load(folder.path("saved.json"));
+  for (const char* text : {"hello <end> there", "h\xC3\xA9l\xE4\xBD\xA0"}) {
+    EXPECT_EQ(first.encode(text), second.encode(text));
+  }
+}
+
+TEST(Tokenizer, InvalidUtf8CountsAsReplacement) {
+  const Tokenizer tokenizer = load_text(small_json());
+  EXPECT_EQ(tokenizer.encode("a\xFF"
+                             "b\xE4\xBD"),
+            tokenizer.encode("a\xEF\xBF\xBD"
+                             "b\xEF\xBF\xBD"));
+  const Encoding encoding = tokenizer.encode_spans(
+      "a\xFF"
+      "b");
+  EXPECT_EQ(encoding.spans.front(), (TokenSpan{0, 1}));
+  EXPECT_EQ(encoding.spans.back(), (TokenSpan{2, 3}));
+}
+
+TEST(Tokenizer, LongWordsAreNotQuadratic) {
+  const Tokenizer tokenizer = load_text(small_json());
+  const std::string text(1 << 20, 'h');
+  EXPECT_EQ(tokenizer.encode(text).size(), text.size());
+}
+
+TEST(Tokenizer, TruncatedFilesAreErrors) {
+  const std::string text = small_json();
+  for (std::size_t size = 0; size < text.size(); size += 7) {
+    EXPECT_ERROR("", text::TokenizerFile::parse(std::string_view(text).substr(0, size), "cut"));
+  }
+}
+
+TEST(Tokenizer, ErrorsNameWhatIsWrong) {
+  EXPECT_ERROR("at most", load_text(R"({"model":{"vocab":{"a":4000000000},"merges":[]}})"));
+  EXPECT_ERROR("'ab'", load_text(R"({"model":{"vocab":{"a":0,"b":1},"merges":["a b"]}})"));
+  EXPECT_ERROR("Fancy", load_text(small_json(R"(,"normalizer":{"type":"Fancy"})")));
+  EXPECT_ERROR("levels", load_text(std::string(100, '[')));
+  EXPECT_ERROR("no tokenizer", Tokenizer::load(testing::TemporaryFolder().path("")));
+}
+
+TEST(Tokenizer, SentencePieceWithLyingLengthsIsAnError) {
+  const std::string lies[] = {
+      "\x0A\xFF\xFF\xFF\xFF\x0F", "\x0A\x05\x0A\x7F", "\x0A\x02\x0A", "", "\x0B",
+      std::string(20, '\xFF')};
+  for (const std::string& bytes : lies) {
+    EXPECT_ERROR("lie", text::SentencePieceModel::parse(bytes, "lie"));
+  }
+}
+
+}  // namespace
+}  // namespace qkv
