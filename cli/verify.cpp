@@ -70,7 +70,7 @@ void add_verify(CLI::App& app, Job& job) {
                    "Folders with config.json, model.safetensors and expected.safetensors")
       ->required()
       ->type_name("DIR");
-  verify->add_option("--dtype", options->dtype, "Convert the weights first: f32, bf16 or f16");
+  verify->add_option("--dtype", options->dtype, "Convert the weights first: f32, bf16, f16 or i8");
   verify->add_flag("--verbose", options->verbose, "A line for every tensor");
   verify->callback([&job, options] { job = [options] { run_verify(*options); }; });
 }
