@@ -19,4 +19,5 @@
 #include "qkv/study.h"
 #include "qkv/tensor.h"
 #include "qkv/threads.h"
+#include "qkv/tokenizer.h"
 #include "qkv/version.h"

@@ -39,7 +39,8 @@ struct DecodeOptions {
   bool skip_special = true;
 };
 
-// Immutable once made, cheap to copy, and used from any number of threads.
+// Immutable once made, cheap to copy, and used from any number of threads. Text is UTF-8; what is
+// not valid in it counts as U+FFFD. Ids that stand for nothing are passed over by decode.
 class Tokenizer {
  public:
   // A folder with tokenizer.json, tokenizer.model, spiece.model (or another sentencepiece model),
@@ -63,6 +64,7 @@ class Tokenizer {
   void save(const std::string& path) const;
 
   struct Pipeline;  // what it is made of: src/text
+  const Pipeline& pipeline() const { return *pipeline_; }
   explicit Tokenizer(std::shared_ptr<const Pipeline> pipeline) : pipeline_(std::move(pipeline)) {}
 
  private:
@@ -80,9 +82,8 @@ class DecodeStream {
  private:
   Tokenizer tokenizer_;
   DecodeOptions options_;
-  std::vector<std::int64_t> ids_;
-  std::size_t context_ = 0;  // ids before this are done with
-  std::size_t told_ = 0;     // bytes of the decoded context already returned
+  std::vector<std::int64_t> ids_;  // the last few, as many as what follows may depend on
+  std::size_t told_ = 0;           // bytes of their text already returned
 };
 
 enum class TokenizerKind : std::uint8_t { byte_level_bpe, unigram };

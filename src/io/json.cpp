@@ -217,6 +217,15 @@ std::vector<Config> Config::objects(const std::string& key) const {
   });
 }
 
+std::pair<std::string, std::int64_t> Config::text_and_integer(const std::string& key,
+                                                              std::int64_t min,
+                                                              std::int64_t max) const {
+  const Json& value = value_->at(key);
+  check(value.is_array() && value.size() == 2, "{} must be a list of a text and an integer, got {}",
+        where(key), shown(value));
+  return {as_text(value[0], where(key) + "[0]"), as_integer(value[1], where(key) + "[1]", min, max)};
+}
+
 std::map<std::string, std::string> Config::all_texts() const {
   std::map<std::string, std::string> texts;
   for (const auto& [key, value] : value_->json->items()) {

@@ -47,6 +47,9 @@ class Config {
   std::vector<double> numbers(const std::string& key, double min, double max) const;
   std::vector<std::string> texts(const std::string& key) const;
   std::vector<Config> objects(const std::string& key) const;
+  // A list of these two: ["[SEP]", 102].
+  std::pair<std::string, std::int64_t> text_and_integer(const std::string& key, std::int64_t min,
+                                                        std::int64_t max) const;
   // Every key of this object with its text, as in the weight_map of an index.
   std::map<std::string, std::string> all_texts() const;
 

@@ -1,0 +1,49 @@
+// Sets of characters, as patterns write them: [^\s\p{L}\p{N}], \d, a.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "text/unicode.h"
+
+namespace qkv::text {
+
+// Characters that have a property: of some categories, or one that is not about categories.
+struct Property {
+  enum class Special : std::uint8_t { none, space, word, han };
+  std::uint32_t categories = 0;  // a bit for each Category
+  Special special = Special::none;
+  bool negated = false;
+
+  bool contains(char32_t c) const;
+  // "L", "Lu", "Han", ...; false when there is no such name.
+  static bool named(std::string_view name, Property& property);
+};
+
+class CharClass {
+ public:
+  void add(char32_t first, char32_t last) { ranges_.push_back({first, last}); }
+  void add(const Property& property) { properties_.push_back(property); }
+  void add(const CharClass& other);
+  void negate() { negated_ = !negated_; }
+  void ignore_case();
+  void finish();  // after the last change, before contains
+
+  bool contains(char32_t c) const { return c < 128 ? ascii_[c] : contains_slowly(c); }
+
+ private:
+  struct Range {
+    char32_t first, last;
+  };
+  bool contains_slowly(char32_t c) const;
+
+  std::vector<Range> ranges_;
+  std::vector<Property> properties_;
+  std::vector<CharClass> inner_;  // negated sets inside of this one
+  bool negated_ = false;
+  std::array<bool, 128> ascii_{};
+};
+
+}  // namespace qkv::text

@@ -1,0 +1,430 @@
+// From the text of a pattern to steps.
+#include <limits>
+#include <memory>
+#include <optional>
+
+#include "core/check.h"
+#include "io/shown.h"
+#include "text/regex.h"
+#include "text/utf8.h"
+
+namespace qkv::text {
+namespace {
+
+using Op = RegexStep::Op;
+constexpr std::uint32_t kUnlimited = std::numeric_limits<std::uint32_t>::max();
+constexpr std::uint32_t kMostRepeats = 1000;
+constexpr std::size_t kMostSteps = 20'000;
+constexpr int kDeepest = 50;
+
+// Steps that belong together, addressed from their own beginning.
+struct Piece {
+  std::vector<RegexStep> steps;
+  bool can_be_empty = true;
+
+  void append(const Piece& other) {
+    const auto base = static_cast<std::uint32_t>(steps.size());
+    for (RegexStep step : other.steps) {
+      if (step.op == Op::split || step.op == Op::jump || step.op == Op::look ||
+          step.op == Op::atomic) {
+        step.a += base;
+      }
+      if (step.op == Op::split) step.b += base;
+      steps.push_back(step);
+    }
+  }
+  std::uint32_t size() const { return static_cast<std::uint32_t>(steps.size()); }
+};
+
+class Compiler {
+ public:
+  Compiler(std::string_view pattern, const std::string& where) : pattern_(pattern), where_(where) {
+    check(is_valid_utf8(pattern), "{}: a pattern must be UTF-8", where);
+  }
+
+  RegexProgram compile() {
+    Piece piece = alternatives();
+    check(done(), "{}: ')' without '(' at byte {} of the pattern", where_, at_);
+    piece.steps.push_back({});
+    for (CharClass& set : program_.classes) set.finish();
+    program_.steps = std::move(piece.steps);
+    return std::move(program_);
+  }
+
+ private:
+  bool done() const { return at_ >= pattern_.size(); }
+  bool starts(std::string_view text) const { return pattern_.substr(at_).starts_with(text); }
+  bool take(std::string_view text) {
+    if (!starts(text)) return false;
+    at_ += text.size();
+    return true;
+  }
+  char32_t take_character() {
+    check(!done(), "{}: the pattern ends too early", where_);
+    const CodePoint c = utf8_at(pattern_, at_);
+    at_ += c.size;
+    return c.value;
+  }
+  [[noreturn]] void unsupported(std::string_view what) const {
+    fail("{}: {} at byte {} of the pattern '{}' is not supported", where_, what, at_,
+         shown_name(pattern_));
+  }
+
+  Piece alternatives() {
+    check(++depth_ <= kDeepest, "{}: more than {} groups inside of each other", where_, kDeepest);
+    const bool outer_case = ignore_case_;
+    Piece result = sequence();
+    while (take("|")) {
+      Piece other = sequence();
+      // split first, other; first; jump to the end; other
+      Piece both;
+      both.steps.push_back({.op = Op::split, .a = 1, .b = result.size() + 2});
+      both.append(result);
+      both.steps.push_back({.op = Op::jump, .a = result.size() + 2 + other.size()});
+      both.append(other);
+      both.can_be_empty = result.can_be_empty || other.can_be_empty;
+      result = std::move(both);
+      check(result.steps.size() <= kMostSteps, "{}: the pattern is too large", where_);
+    }
+    ignore_case_ = outer_case;
+    --depth_;
+    return result;
+  }
+
+  Piece sequence() {
+    Piece result;
+    while (!done() && !starts("|") && !starts(")")) {
+      const Piece next = repeated();
+      result.append(next);
+      result.can_be_empty = result.can_be_empty && next.can_be_empty;
+      check(result.steps.size() <= kMostSteps, "{}: the pattern is too large", where_);
+    }
+    return result;
+  }
+
+  struct Repeat {
+    std::uint32_t least = 1, most = 1;
+    Greed greed = Greed::greedy;
+  };
+
+  std::optional<std::uint32_t> number() {
+    std::optional<std::uint32_t> value;
+    while (!done() && pattern_[at_] >= '0' && pattern_[at_] <= '9') {
+      value = value.value_or(0) * 10 + static_cast<std::uint32_t>(pattern_[at_++] - '0');
+      check(*value <= kMostRepeats, "{}: more than {} repetitions", where_, kMostRepeats);
+    }
+    return value;
+  }
+
+  std::optional<Repeat> repetition() {
+    Repeat repeat;
+    bool braces = false;
+    if (take("*")) {
+      repeat = {0, kUnlimited};
+    } else if (take("+")) {
+      repeat = {1, kUnlimited};
+    } else if (take("?")) {
+      repeat = {0, 1};
+    } else if (starts("{")) {
+      const std::size_t start = at_++;
+      const auto least = number();
+      const bool comma = take(",");
+      const auto most = comma ? number() : least;
+      if (!take("}") || (!least && !most)) {  // a brace like any character
+        at_ = start;
+        return {};
+      }
+      braces = true;
+      repeat = {least.value_or(0), most ? *most : kUnlimited};
+      check(repeat.least <= repeat.most, "{}: a repetition of at least {} and at most {}", where_,
+            repeat.least, repeat.most);
+    } else {
+      return {};
+    }
+    if (take("?")) {
+      if (braces && repeat.least == repeat.most) unsupported("'{n}?'");
+      repeat.greed = Greed::lazy;
+    } else if (!braces && take("+")) {  // after braces a plus repeats the repetition
+      repeat.greed = Greed::possessive;
+    }
+    return repeat;
+  }
+
+  Piece repeated() {
+    Piece piece = atom();
+    while (const auto repeat = repetition()) {
+      piece = repeat_piece(piece, *repeat);
+      check(piece.steps.size() <= kMostSteps, "{}: the pattern is too large", where_);
+    }
+    return piece;
+  }
+
+  Piece repeat_piece(const Piece& piece, const Repeat& repeat) {
+    Piece result;
+    result.can_be_empty = repeat.least == 0 || piece.can_be_empty;
+    if (piece.steps.size() == 1 && piece.steps[0].op == Op::one && repeat.greed != Greed::lazy) {
+      RegexStep run = piece.steps[0];
+      run.op = Op::run;
+      run.greed = repeat.greed;
+      run.least = repeat.least;
+      run.most = repeat.most;
+      result.steps.push_back(run);
+      return result;
+    }
+    if (repeat.most == kUnlimited && piece.can_be_empty) {
+      unsupported("repeating what may be empty");
+    }
+    const std::size_t copies = repeat.most == kUnlimited ? repeat.least + 1 : repeat.most;
+    check(copies * (piece.steps.size() + 2) <= kMostSteps, "{}: the pattern is too large", where_);
+    Piece body;
+    for (std::uint32_t i = 0; i < repeat.least; ++i) body.append(piece);
+    const bool lazy = repeat.greed == Greed::lazy;
+    const auto branch = [&](std::uint32_t inside, std::uint32_t after) {
+      return RegexStep{.op = Op::split, .a = lazy ? after : inside, .b = lazy ? inside : after};
+    };
+    if (repeat.most == kUnlimited) {
+      const std::uint32_t start = body.size();
+      body.steps.push_back(branch(start + 1, start + 2 + piece.size()));
+      body.append(piece);
+      body.steps.push_back({.op = Op::jump, .a = start});
+    } else {
+      const std::uint32_t optional = repeat.most - repeat.least;
+      const std::uint32_t end = body.size() + optional * (piece.size() + 1);
+      for (std::uint32_t i = 0; i < optional; ++i) {
+        body.steps.push_back(branch(body.size() + 1, end));
+        body.append(piece);
+      }
+    }
+    if (repeat.greed != Greed::possessive) {
+      result.steps = std::move(body.steps);
+      return result;
+    }
+    return enclosed(Op::atomic, 0, body, result.can_be_empty);
+  }
+
+  // op, the steps, accept; and on behind them.
+  static Piece enclosed(Op op, std::uint32_t b, const Piece& inside, bool can_be_empty) {
+    Piece result;
+    result.steps.push_back({.op = op, .a = inside.size() + 2, .b = b});
+    result.append(inside);
+    result.steps.push_back({});
+    result.can_be_empty = can_be_empty;
+    return result;
+  }
+
+  Piece single(Op op, std::uint32_t b = 0) {
+    Piece piece;
+    piece.steps.push_back({.op = op, .b = b});
+    return piece;
+  }
+
+  Piece of_class(CharClass set) {
+    Piece piece;
+    piece.steps.push_back(
+        {.op = Op::one, .a = static_cast<std::uint32_t>(program_.classes.size())});
+    program_.classes.push_back(std::move(set));
+    piece.can_be_empty = false;
+    return piece;
+  }
+
+  Piece literal(char32_t c) {
+    CharClass set;
+    set.add(c, c);
+    if (ignore_case_) set.ignore_case();
+    return of_class(std::move(set));
+  }
+
+  Piece close_group(Piece inside) {
+    check(take(")"), "{}: '(' without ')' in the pattern", where_);
+    return inside;
+  }
+
+  Piece look_behind(std::uint32_t negative) {
+    const Piece inside = close_group(alternatives());
+    if (inside.steps.size() != 1 || inside.steps[0].op != Op::one) {
+      unsupported("looking behind at more than one character");
+    }
+    Piece piece = single(Op::behind, negative);
+    piece.steps[0].a = inside.steps[0].a;
+    return piece;
+  }
+
+  Piece group() {
+    if (take("?:")) return close_group(alternatives());
+    if (take("?=")) return enclosed(Op::look, 0, close_group(alternatives()), true);
+    if (take("?!")) return enclosed(Op::look, 1, close_group(alternatives()), true);
+    if (take("?<=")) return look_behind(0);
+    if (take("?<!")) return look_behind(1);
+    if (take("?>")) {
+      const Piece inside = close_group(alternatives());
+      return enclosed(Op::atomic, 0, inside, inside.can_be_empty);
+    }
+    if (take("?i:")) {
+      const bool outer = std::exchange(ignore_case_, true);
+      Piece inside = close_group(alternatives());
+      ignore_case_ = outer;
+      return inside;
+    }
+    if (take("?i)")) {  // up to the end of the group it stands in
+      ignore_case_ = true;
+      return {};
+    }
+    if (starts("?")) unsupported("this kind of group");
+    return close_group(alternatives());
+  }
+
+  Piece atom() {
+    if (take("(")) return group();
+    if (take("[")) return of_class(bracket());
+    if (take("^")) return single(Op::line_begin);
+    if (take("$")) return single(Op::line_end);
+    if (take("\\A")) return single(Op::text_begin);
+    if (take("\\z")) return single(Op::text_end);
+    if (take("\\Z")) return single(Op::last_line_end);
+    if (take("\\b")) return single(Op::word_edge);
+    if (take("\\B")) return single(Op::word_edge, 1);
+    if (starts("*") || starts("+") || starts("?")) unsupported("a repetition of nothing");
+    if (take(".")) {
+      CharClass set;
+      set.add('\n', '\n');
+      set.negate();
+      return of_class(std::move(set));
+    }
+    if (take("\\")) {
+      CharClass set;
+      if (class_escape(set)) return of_class(std::move(set));
+      return literal(character_escape());
+    }
+    return literal(take_character());
+  }
+
+  // After a backslash: \s, \p{L} and the like; false when it is a character's.
+  bool class_escape(CharClass& set) {
+    check(!done(), "{}: the pattern ends with a backslash", where_);
+    const char kind = pattern_[at_];
+    Property property;
+    switch (kind) {
+      case 's':
+      case 'S': property.special = Property::Special::space; break;
+      case 'w':
+      case 'W': property.special = Property::Special::word; break;
+      case 'd':
+      case 'D': Property::named("Nd", property); break;
+      case 'p':
+      case 'P': ++at_; return named_property(set, kind == 'P');
+      default: return false;
+    }
+    property.negated = kind >= 'A' && kind <= 'Z';
+    ++at_;
+    set.add(property);
+    return true;
+  }
+
+  bool named_property(CharClass& set, bool negated) {
+    Property property;
+    if (!take("{")) unsupported("\\p without braces");
+    if (take("^")) negated = !negated;
+    const std::size_t end = pattern_.find('}', at_);
+    check(end != std::string_view::npos, "{}: \\p{{ without }} in the pattern", where_);
+    const std::string_view name = pattern_.substr(at_, end - at_);
+    if (!Property::named(name, property)) unsupported("the property " + std::string(name));
+    at_ = end + 1;
+    property.negated = negated;
+    set.add(property);
+    return true;
+  }
+
+  char32_t hexadecimal(std::size_t digits) {
+    char32_t value = 0;
+    std::size_t read = 0;
+    for (; read < digits && !done(); ++read) {
+      const char c = pattern_[at_];
+      const int digit = c >= '0' && c <= '9'   ? c - '0'
+                        : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                        : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                               : -1;
+      if (digit < 0) break;
+      value = value * 16 + static_cast<char32_t>(digit);
+      ++at_;
+    }
+    check(read > 0 && value <= 0x10FFFF, "{}: a character by number is wrong in the pattern",
+          where_);
+    return value;
+  }
+
+  char32_t character_escape() {
+    const char32_t c = take_character();
+    switch (c) {
+      case 'n': return '\n';
+      case 'r': return '\r';
+      case 't': return '\t';
+      case 'f': return '\f';
+      case 'v': return '\v';
+      case 'a': return '\a';
+      case 'e': return 0x1B;
+      case '0': return 0;
+      case 'u': return hexadecimal(4);
+      case 'x': {
+        if (!take("{")) return hexadecimal(2);
+        const char32_t value = hexadecimal(6);
+        check(take("}"), "{}: \\x{{ without }} in the pattern", where_);
+        return value;
+      }
+      default: break;
+    }
+    const bool word = (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+    if (word) unsupported("the escape \\" + to_utf8(c));
+    return c;
+  }
+
+  CharClass bracket() {
+    check(++depth_ <= kDeepest, "{}: more than {} sets inside of each other", where_, kDeepest);
+    CharClass set;
+    const bool negated = take("^");
+    bool first = true;
+    while (first || !starts("]")) {
+      check(!done(), "{}: '[' without ']' in the pattern", where_);
+      first = false;
+      if (starts("[:")) unsupported("a POSIX set");
+      if (starts("&&")) unsupported("an intersection of sets");
+      if (take("[")) {
+        set.add(bracket());
+        continue;
+      }
+      if (take("\\")) {
+        if (class_escape(set)) continue;
+        range_from(set, character_escape());
+        continue;
+      }
+      range_from(set, take_character());
+    }
+    take("]");
+    if (ignore_case_) set.ignore_case();
+    if (negated) set.negate();
+    --depth_;
+    return set;
+  }
+
+  void range_from(CharClass& set, char32_t first) {
+    if (!starts("-") || pattern_.substr(at_).starts_with("-]")) return set.add(first, first);
+    ++at_;
+    const char32_t last = take("\\") ? character_escape() : take_character();
+    check(first <= last, "{}: a range runs backwards in the pattern", where_);
+    set.add(first, last);
+  }
+
+  std::string_view pattern_;
+  const std::string& where_;
+  std::size_t at_ = 0;
+  int depth_ = 0;
+  bool ignore_case_ = false;
+  RegexProgram program_;
+};
+
+}  // namespace
+
+RegexProgram compile_regex(std::string_view pattern, const std::string& where) {
+  return Compiler(pattern, where).compile();
+}
+
+}  // namespace qkv::text

@@ -1,0 +1,18 @@
+// The settings that go with vocabularies which come without any.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "text/tokenizer_file.h"
+
+namespace qkv::text {
+
+using VocabularyEntries = std::vector<TokenizerFile::Entry>;
+
+// For vocab.json and merges.txt: those of GPT-2; of RoBERTa, when it has that one's special tokens.
+std::string gpt2_settings(const VocabularyEntries& vocabulary);
+// For vocab.txt: those of BERT, which takes case away unless a token has it.
+std::string bert_settings(const VocabularyEntries& vocabulary);
+
+}  // namespace qkv::text
