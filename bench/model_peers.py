@@ -99,6 +99,7 @@ class TorchModel:
         self.epsilon = 1e-12 if case.model == "bert-base" else 1e-5
         shape = (2, case.batch, HEADS, self.rows.stop, SIZE)
         self.cache = [torch.zeros(shape, dtype=kind) for _ in range(LAYERS)]
+        self.head = lambda x: self.f.linear(x, self.w["words"])
 
     def linear(self, name, x):
         return self.f.linear(x, self.w[f"{name}.weight"], self.w[f"{name}.bias"])
@@ -133,7 +134,7 @@ class TorchModel:
             x = x + self.attend(i, self.norm(f"{i}.norm1", x), causal=True)
             up = self.linear(f"{i}.up", self.norm(f"{i}.norm2", x))
             x = x + self.linear(f"{i}.down", self.f.gelu(up, approximate="tanh"))
-        return (self.f.linear(self.norm("norm", x[:, -1]), self.w["words"]),)
+        return (self.head(self.norm("norm", x[:, -1])),)
 
     def __call__(self):
         with self.torch.inference_mode():
@@ -171,5 +172,23 @@ def torch_variants(case, dtype):
         return [("f32", "f32", plain(torch.float32))]
     if dtype == "f16":
         return [("f16", "f16", plain(torch.float16))]
+    def int8():
+        model = TorchModel(case, torch.float32)
+        layers = {}
+        for name, weight in model.w.items():
+            if name.endswith(".weight") or name == "words" and case.model == "gpt2":
+                linear = torch.nn.Linear(weight.shape[1], weight.shape[0])
+                linear.weight.data = weight
+                linear.bias.data = model.w.get(name.replace("weight", "bias"),
+                                               torch.zeros(weight.shape[0]))
+                wrapped = torch.nn.Sequential(linear)
+                layers[name] = torch.ao.quantization.quantize_dynamic(
+                    wrapped, {torch.nn.Linear}, torch.qint8)
+        model.linear = lambda name, x: layers[f"{name}.weight"](x)
+        model.head = layers.get("words")
+        return model
+
+    if dtype == "i8":
+        return [("int8", "i8", int8), ("bf16", "bf16", plain(torch.bfloat16))]
     return [("bf16", "bf16", plain(torch.bfloat16)), ("autocast", "bf16", autocast),
             ("f32 weights, bf16 products", "bf16", medium)]

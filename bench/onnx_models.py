@@ -5,7 +5,9 @@ depend neither on the exporter nor on PyTorch.
 """
 
 import functools
+import pathlib
 import platform
+import tempfile
 
 from model_peers import HEADS, HIDDEN, LAYERS, SIZE, make_ids, make_weights
 
@@ -121,7 +123,7 @@ class Graph:
         head = np.ascontiguousarray(make_weights("gpt2")["words"].T).astype(self.kind)
         self.outputs = {self.op("MatMul", last, self.constant("head", head)): 2, **self.outputs}
 
-    def session(self, ort, threads, fast_math):
+    def model(self):
         helper = self.helper
         outputs = self.outputs | dict.fromkeys(self.shared, 4)
         kind = helper.np_dtype_to_tensor_dtype(self.kind)
@@ -134,22 +136,35 @@ class Graph:
         model = helper.make_model(graph, opset_imports=[
             helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)])
         model.ir_version = 8  # of opset 17
+        return model
+
+    def quantized(self):
+        """Matrices as int8 with a scale per column, activations rounded as they come."""
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "int8.onnx"
+            quantize_dynamic(self.model(), path, weight_type=QuantType.QInt8, per_channel=True)
+            return self.onnx.load(path)
+
+    def session(self, ort, threads, way):
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
-        if fast_math:
+        if way == "fast math":
             options.add_session_config_entry("mlas.enable_gemm_fastmath_arm64_bfloat16", "1")
+        model = self.quantized() if way == "int8" else self.model()
         return ort.InferenceSession(model.SerializeToString(), options,
                                     providers=["CPUExecutionProvider"])
 
 
 def onnxruntime_variants(case, dtype, threads):
-    """As torch_variants. Without bf16, as on x86, the low precisions are f16 and f32 as it is."""
+    """As torch_variants. Without bf16, as on x86, the low precisions are f16 and f32 as it is; for
+    i8 they are dynamic quantisation, and f32 as it is."""
     import onnxruntime as ort
 
-    def build(kind, attention, fast_math=False):
+    def build(kind, attention, way=""):
         graph = Graph(case, kind, attention)
-        session = graph.session(ort, threads, fast_math)
+        session = graph.session(ort, threads, way)
         values = {name: ort.OrtValue.ortvalue_from_numpy(x) for name, x in graph.feeds.items()}
         binding = session.io_binding()
         for name, value in values.items():
@@ -165,11 +180,13 @@ def onnxruntime_variants(case, dtype, threads):
         return call
 
     kinds = {"f32": ("f32", "float32")}
-    if dtype != "f32":
+    if dtype == "i8":
+        kinds["int8"] = "i8", "float32", "int8"
+    elif dtype != "f32":
         kinds["f16"] = "f16", "float16"
     if dtype == "bf16" and platform.machine() in ("aarch64", "arm64"):
-        kinds["bf16 products"] = "bf16", "float32", True
+        kinds["bf16 products"] = "bf16", "float32", "fast math"
     own = "MultiHeadAttention" if case.model == "bert-base" else "GroupQueryAttention"
-    return [(f"{name}, {attention}", label, functools.partial(build, kind, attention, *fast_math))
-            for name, (label, kind, *fast_math) in kinds.items()
+    return [(f"{name}, {attention}", label, functools.partial(build, kind, attention, *way))
+            for name, (label, kind, *way) in kinds.items()
             for attention in ("Attention", own)]

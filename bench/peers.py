@@ -377,8 +377,8 @@ def parse_arguments():
         parser.error("no qkv command found: build it first, or name it with --qkv")
     if args.threads < 1 or args.turns < 1 or not math.isfinite(args.seconds):
         parser.error("--threads, --turns and --seconds must be positive")
-    if unknown := set(args.dtypes.split(",")) - {"f32", "bf16", "f16"}:
-        parser.error(f"unknown dtype {unknown.pop()}: expected f32, bf16 or f16")
+    if unknown := set(args.dtypes.split(",")) - {"f32", "bf16", "f16", "i8"}:
+        parser.error(f"unknown dtype {unknown.pop()}: expected f32, bf16, f16 or i8")
     cases = CASES * (args.what != "models") + MODEL_CASES * (args.what != "attention")
     args.cases = [case for case in cases if args.only in case.name]
     if not args.cases:
@@ -392,6 +392,8 @@ def main():
     rows = []
     for case in args.cases:
         for dtype in ["f32"] if case.backward else args.dtypes.split(","):
+            if dtype == "i8" and not isinstance(case, ModelCase):
+                continue  # of the weights: attention alone has none
             rows.append((case, run_case(case, dtype, contenders, args)))
     if args.json:
         print(json.dumps([row for _, row in rows], indent=2))

@@ -20,9 +20,14 @@ namespace {
 
 struct BenchModelOptions {
   Common common;
-  std::string model = "gpt2", dtype, target;
-  std::int64_t batch = 1, tokens = 128, decode = 64;
+  std::string model = "gpt2", dtype, kv_dtype, target;
+  std::int64_t batch = 1, tokens = 128, decode = 64, group = 64;
   int repeat = 0;
+
+  nn::KvCache cache(std::int64_t capacity) const {
+    if (kv_dtype.empty()) return nn::KvCache(capacity);
+    return nn::KvCache(capacity, dtype_from_string(kv_dtype));
+  }
 };
 
 Tensor draw_ids(std::int64_t batch, std::int64_t count, std::int64_t vocabulary) {
@@ -33,8 +38,7 @@ Tensor draw_ids(std::int64_t batch, std::int64_t count, std::int64_t vocabulary)
 
 std::unique_ptr<Model> open_model(const BenchModelOptions& o) {
   if (std::filesystem::is_directory(o.model)) {
-    LoadOptions load;
-    load.device = o.common.chosen_device();
+    LoadOptions load{.group = o.group, .device = o.common.chosen_device()};
     if (!o.dtype.empty()) load.dtype = dtype_from_string(o.dtype);
     return load_model(o.model, load);
   }
@@ -45,7 +49,7 @@ std::unique_ptr<Model> open_model(const BenchModelOptions& o) {
             std::find(presets.begin(), presets.end(), o.model) != presets.end(),
         "bench model: '{}' is no folder, no config.json and no preset; presets are {}", o.model,
         fmt::join(presets, ", "));
-  return make_model(o.model, 1, dtype_from_string(o.dtype.empty() ? "f32" : o.dtype));
+  return make_model(o.model, 1, dtype_from_string(o.dtype.empty() ? "f32" : o.dtype), o.group);
 }
 
 // The whole input at once: an encoder's work, a decoder's prefill, an encoder-decoder's encoding.
@@ -55,7 +59,7 @@ Timings time_forward(const Model& model, const BenchModelOptions& o) {
   ModelOutput out;
   const bool is_decoder = model.info().kind == ModelKind::decoder;
   forward.run = [&] {
-    nn::KvCache cache(o.tokens);
+    nn::KvCache cache = o.cache(o.tokens);
     out = model({.ids = ids}, {.cache = is_decoder ? &cache : nullptr, .last_logits_only = true});
   };
   Progress progress(is_decoder ? "timing prefill" : "timing forward");
@@ -75,7 +79,7 @@ Decoding time_decode(const Model& model, const BenchModelOptions& o) {
   const bool is_pair = model.info().kind == ModelKind::encoder_decoder;
   const Tensor ids = draw_ids(o.batch, o.tokens, model.info().vocabulary);
   const Tensor next = draw_ids(o.batch, 1, model.info().vocabulary);
-  nn::KvCache cache((is_pair ? 1 : o.tokens) + o.decode + 1);
+  nn::KvCache cache = o.cache((is_pair ? 1 : o.tokens) + o.decode + 1);
   const ModelContext context{.cache = &cache, .last_logits_only = true};
   ModelInput step{.ids = next};
   if (is_pair) {
@@ -131,11 +135,12 @@ void run_bench_model(const BenchModelOptions& o) {
   const std::unique_ptr<Model> model = open_model(o);
   const std::chrono::duration<double, std::milli> opened = std::chrono::steady_clock::now() - begin;
   std::size_t bytes = 0;
-  std::int64_t count = 0, in_products = 0;
+  const std::int64_t count = nn::count_parameters(*model);
+  std::int64_t in_products = 0;
   DType dtype = DType::f32;
   for (const nn::Parameter& p : nn::parameters(*model)) {
-    count += p.value.numel();
     bytes += static_cast<std::size_t>(p.value.numel()) * size_of(p.value.dtype());
+    if (p.name.ends_with("_scale")) continue;  // of int8
     if (p.value.rank() == 2) dtype = p.value.dtype();
     // Tables are looked up, not multiplied; a tied head is counted with the decoding step below.
     const bool is_table =
@@ -203,8 +208,13 @@ void add_bench_model(CLI::App& bench, Job& job) {
   model->add_option("--decode", o->decode, "Decoding steps to time; 0 = none")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  model->add_option("--dtype", o->dtype, "Of the weights (default: f32, or as stored)")
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  model->add_option("--dtype", o->dtype, "Of the weights: f32, bf16, f16 or i8")
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "i8"}));
+  model->add_option("--group", o->group, "With i8: inputs that share a scale; 0 = all of a row")
+      ->check(CLI::IsMember({0, 32, 64, 128}))
+      ->capture_default_str();
+  model->add_option("--kv-dtype", o->kv_dtype, "Of the cache: bf16 or i8 (default: as computed)")
+      ->check(CLI::IsMember({"bf16", "i8"}));
   add_target(*model, o->target);
   model->add_option("--repeat", o->repeat, "Timed runs (default: half a second's worth)")
       ->check(CLI::Range(1, 1000000));

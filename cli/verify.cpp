@@ -71,7 +71,7 @@ void add_verify(CLI::App& app, Job& job) {
       ->required()
       ->type_name("DIR");
   verify->add_option("--dtype", options->dtype, "Convert the weights first (default: as stored)")
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "i8"}));
   verify->add_flag("--verbose", options->verbose, "A line for every tensor");
   verify->callback([&job, options] { job = [options] { run_verify(*options); }; });
 }

@@ -109,8 +109,8 @@ TEST(F16, RoundsTinyValuesOfEverySize) {
 }
 
 TEST(DType, HasNamesAndSizes) {
-  for (const DType dtype :
-       {DType::f32, DType::bf16, DType::f16, DType::i32, DType::i64, DType::u8, DType::boolean}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::i32, DType::i64, DType::i8,
+                            DType::u8, DType::boolean}) {
     EXPECT_EQ(dtype_from_string(to_string(dtype)), dtype);
   }
   EXPECT_EQ(size_of(DType::f32), sizeof(float));

@@ -54,8 +54,8 @@ TEST(Tensor, StartsUndefined) {
 }
 
 TEST(Tensor, IsRowMajorAndAligned) {
-  for (const DType dtype :
-       {DType::f32, DType::bf16, DType::f16, DType::i32, DType::i64, DType::u8, DType::boolean}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::i32, DType::i64, DType::i8,
+                            DType::u8, DType::boolean}) {
     const Tensor x = Tensor::zeros({2, 3, 4}, {dtype});
     EXPECT_EQ(x.dtype(), dtype);
     EXPECT_EQ(x.stride(0), 12);

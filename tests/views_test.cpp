@@ -99,8 +99,8 @@ TEST(Contiguous, CopiesOnlyWhenNeeded) {
 }
 
 TEST(To, ConvertsBetweenAllDtypes) {
-  const DType dtypes[] = {DType::f32, DType::bf16, DType::f16,    DType::i32,
-                          DType::i64, DType::u8,   DType::boolean};
+  const DType dtypes[] = {DType::f32, DType::bf16, DType::f16, DType::i32,
+                          DType::i64, DType::i8,   DType::u8,  DType::boolean};
   const Tensor x = Tensor::from(Floats{0, 1, 1, 0, 1, 0}, {2, 3});
   for (const DType from : dtypes) {
     for (const DType via : dtypes) {

@@ -101,6 +101,10 @@ struct AttentionOptions {
   float dropout = 0;  // in [0, 1): each p_ij is kept with 1 - dropout and divided by it
   std::uint64_t seed = 0;
   Tensor sinks{};  // f32 [H]: a score that joins the denominator and carries no value
+  // k and v are i8, as quantize(x) makes them, and these are the scales of their rows: f32
+  // [B, Hk, Sk]. Few queries read the bytes as they are; many, a copy in the dtype of q. Forward
+  // only, and not for packed sequences.
+  Tensor key_scale{}, value_scale{};
   Statistics statistics = Statistics::none;
   bool deterministic = true;
 };

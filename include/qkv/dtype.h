@@ -8,7 +8,7 @@
 
 namespace qkv {
 
-enum class DType : std::uint8_t { f32, bf16, f16, i32, i64, u8, boolean };
+enum class DType : std::uint8_t { f32, bf16, f16, i32, i64, i8, u8, boolean };
 
 std::size_t size_of(DType dtype);
 bool is_floating(DType dtype);
@@ -52,6 +52,8 @@ template <>
 inline constexpr DType dtype_of<std::int32_t> = DType::i32;
 template <>
 inline constexpr DType dtype_of<std::int64_t> = DType::i64;
+template <>
+inline constexpr DType dtype_of<std::int8_t> = DType::i8;
 template <>
 inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
 template <>

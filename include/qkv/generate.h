@@ -23,6 +23,8 @@ struct GenerateOptions {
   std::int64_t beams = 1;       // > 1: beam search; sampling options are not used
   double length_penalty = 1;    // a beam scores sum of log-probabilities / length^this
   bool early_stopping = false;  // stop when there are `beams` finished ones
+  // Of the cached keys and values: bf16 or i8; absent = as the model computes them.
+  std::optional<DType> kv_dtype{};
   // A sequence ends with one of these, which is kept. Absent: the model's eos_ids.
   std::optional<std::vector<std::int64_t>> stop_ids{};
   // Called with each token as it is chosen (sequence, token); false ends that sequence. With beams,

@@ -10,20 +10,38 @@
 
 #include "qkv/attention.h"
 #include "qkv/ops.h"
+#include "qkv/quantize.h"
 #include "qkv/tensor.h"
 
 namespace qkv::nn {
 
 class Module;
 
+// A matrix as a layer holds it: floating point, or int8 with its scales.
+struct Weight : Tensor {
+  Tensor scale;  // of i8: the shape of the weight, its inputs replaced by groups of them
+
+  Weight() = default;
+  Weight(Tensor values, Tensor scale_of_i8 = {})
+      : Tensor(std::move(values)), scale(std::move(scale_of_i8)) {}
+  bool is_quantized() const { return defined() && dtype() == DType::i8; }
+};
+
 // Walks the parameters of a module. Names are those of the checkpoint: "encoder.layer.0.weight".
 class Visitor {
  public:
   // `shape` is what the module expects; the tensor may still be undefined.
   using Visit = std::function<void(const std::string& name, Tensor& parameter, const Shape& shape)>;
-  explicit Visitor(Visit visit) : visit_(std::move(visit)) {}
+  // The same for what may be int8; `inputs_axis` is the axis that products sum over.
+  using VisitWeight = std::function<void(const std::string& name, Weight& weight,
+                                         const Shape& shape, int inputs_axis)>;
+  // Without `visit_weight` a weight is a parameter, and its scales are another: "weight_scale".
+  explicit Visitor(Visit visit, VisitWeight visit_weight = {})
+      : visit_(std::move(visit)), visit_weight_(std::move(visit_weight)) {}
 
   void operator()(const std::string& name, Tensor& parameter, const Shape& shape) const;
+  void operator()(const std::string& name, Weight& weight, const Shape& shape,
+                  int inputs_axis = 1) const;
   // The same visitor for what stands behind `prefix` ("model.", or nothing).
   Visitor behind(const std::string& prefix) const;
   // The parameters of `child`, behind "name."; an empty name adds nothing.
@@ -37,6 +55,7 @@ class Visitor {
 
  private:
   Visit visit_;
+  VisitWeight visit_weight_;
   std::string prefix_;
 };
 
@@ -54,7 +73,12 @@ struct Parameter {
 };
 // In the order of visit; a tensor that two names share appears once.
 std::vector<Parameter> parameters(Module& module);
-std::int64_t count_parameters(Module& module);
+std::int64_t count_parameters(Module& module);  // scales are not counted
+// Makes every matrix and table int8, with a scale per row or per `group` of its inputs; what is
+// tied has to be tied again (Model::tie).
+void quantize(Module& module, std::int64_t group = 0);
+// One of them; `inputs_axis` is the axis that products sum over.
+Weight quantize(const Tensor& weight, std::int64_t group, int inputs_axis);
 struct InitializeOptions {
   float deviation = 0.02f;
   DType dtype = DType::f32;
@@ -77,7 +101,8 @@ class Linear final : public Module {
   void visit(const Visitor& visitor) override;
   Tensor operator()(const Tensor& x, Activation activation = Activation::none) const;
 
-  Tensor weight, bias;
+  Weight weight;
+  Tensor bias;
 
  private:
   struct Pack;
@@ -90,10 +115,10 @@ class Embedding final : public Module {
   Embedding() = default;
   Embedding(std::int64_t rows, std::int64_t width, std::int64_t padding = -1);
   void visit(const Visitor& visitor) override;
-  // [...] -> [..., width], always f32: 16-bit tables are for storage.
+  // [...] -> [..., width], always f32: narrower tables are for storage.
   Tensor operator()(const Tensor& ids) const;
 
-  Tensor weight;
+  Weight weight;
 
  private:
   std::int64_t rows_ = 0, width_ = 0, padding_ = -1;
@@ -135,10 +160,13 @@ struct RmsNorm final : Norm {
 // with a window keeps the last `window` positions only.
 class KvCache {
  public:
-  explicit KvCache(std::int64_t capacity = 0) : capacity_(capacity) {}
+  // `dtype` is what keys and values are stored in: absent = as they come, or bf16, or i8 with a
+  // scale per position and head.
+  explicit KvCache(std::int64_t capacity = 0, std::optional<DType> dtype = {});
 
   struct View {
-    Tensor keys, values;  // [B, Hk, stored, D]
+    Tensor keys, values;                // [B, Hk, stored, D]
+    Tensor key_scale{}, value_scale{};  // of i8: f32 [B, Hk, stored]
   };
   // Stores new keys and values [B, Hk, S, D] of a layer and returns all that it has. `window` = 0
   // keeps everything.
@@ -157,14 +185,19 @@ class KvCache {
   Tensor visible;
 
  private:
+  struct Rows {
+    Tensor data, scale;  // [B, Hk, room, D], [B, Hk, room, 1]
+  };
   struct Layer {
-    Tensor keys, values;  // [B, Hk, room, D]
+    Rows keys, values;
     std::int64_t stored = 0;
-    Tensor memory_keys, memory_values;
+    Rows memory_keys, memory_values;
   };
   Layer& layer(std::size_t index);
+  Rows make_room(const Tensor& like, std::int64_t room) const;
 
   std::int64_t capacity_ = 0, length_ = 0;
+  std::optional<DType> dtype_;
   std::vector<Layer> layers_;
 };
 

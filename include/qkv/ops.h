@@ -64,11 +64,15 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
 // A weight arranged once for the matrix instructions of its device, for use many times over. It
 // does not follow later changes of the weight.
 struct Packed;
+struct Quantized;  // quantize.h
 class PackedWeight {
  public:
   PackedWeight() = default;
   // weight [N, K], or [K, N] when `transposed`.
   explicit PackedWeight(const Tensor& weight, bool transposed = false);
+  // The same in int8: products are those of whole numbers, exact on every target, with rows of x
+  // rounded to int8 in the same groups (quantize(x, group)).
+  explicit PackedWeight(const Quantized& weight, bool transposed = false);
   bool defined() const { return packed_ != nullptr; }
   const Packed* get() const { return packed_.get(); }
 

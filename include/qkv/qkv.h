@@ -14,6 +14,7 @@
 #include "qkv/nn.h"
 #include "qkv/ops.h"
 #include "qkv/optim.h"
+#include "qkv/quantize.h"
 #include "qkv/random.h"
 #include "qkv/study.h"
 #include "qkv/tensor.h"

@@ -21,6 +21,7 @@ struct AttentionSequence {
 
 struct AttentionProblem {
   Tensor q, k, v;  // [B, H, S, D] views; packed sequences are [1, H, T, D]. v undefined: weights
+  Tensor k_scale, v_scale;  // f32 [B, Hk, Sk], of i8 keys and values that lie as rows; or undefined
   std::int64_t heads = 0, key_heads = 0, head_size = 0, value_size = 0;
   std::vector<AttentionSequence> sequences;
 

@@ -23,6 +23,7 @@ decltype(auto) dispatch_all(DType dtype, F&& f) {
   switch (dtype) {
     case DType::i32: return f.template operator()<std::int32_t>();
     case DType::i64: return f.template operator()<std::int64_t>();
+    case DType::i8: return f.template operator()<std::int8_t>();
     case DType::u8: return f.template operator()<std::uint8_t>();
     case DType::boolean: return f.template operator()<bool>();
     default: return dispatch_float(dtype, static_cast<F&&>(f));

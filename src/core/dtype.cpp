@@ -12,8 +12,8 @@ struct Entry {
 };
 constexpr Entry kEntries[] = {
     {DType::f32, "f32", 4},      {DType::bf16, "bf16", 2}, {DType::f16, "f16", 2},
-    {DType::i32, "i32", 4},      {DType::i64, "i64", 8},   {DType::u8, "u8", 1},
-    {DType::boolean, "bool", 1},
+    {DType::i32, "i32", 4},      {DType::i64, "i64", 8},   {DType::i8, "i8", 1},
+    {DType::u8, "u8", 1},        {DType::boolean, "bool", 1},
 };
 
 const Entry& entry(DType dtype) { return kEntries[static_cast<std::size_t>(dtype)]; }
@@ -32,7 +32,7 @@ DType dtype_from_string(const std::string& name) {
   for (const Entry& e : kEntries) {
     if (name == e.name) return e.dtype;
   }
-  fail("unknown dtype '{}'; expected one of f32, bf16, f16, i32, i64, u8, bool", name);
+  fail("unknown dtype '{}'; expected one of f32, bf16, f16, i32, i64, i8, u8, bool", name);
 }
 
 f16::f16(float value) {

@@ -81,7 +81,7 @@ class Decode {
   }
 
   void run() {
-    const bool native = problem_.q.dtype() == DType::bf16 && native_bf16_engine() != nullptr &&
+    const bool native = problem_.k.dtype() == DType::bf16 && native_bf16_engine() != nullptr &&
                         problem_.head_size <= DecodeEngine::kMostDepth &&
                         problem_.value_size <= DecodeEngine::kMostDepth;
     const DecodeEngine* engine = native ? neon_bf16_decode() : nullptr;

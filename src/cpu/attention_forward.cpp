@@ -190,6 +190,15 @@ class Forward {
   Scratch<float> received_;
 };
 
+// i8 keys or values [B, Hk, Sk, D] in a floating dtype.
+Tensor widened(const Tensor& x, const Tensor& scale, DType dtype) {
+  Tensor y = Tensor::empty(x.shape(), {dtype});
+  const std::int64_t strides[] = {scale.stride(0), scale.stride(1), scale.stride(2), 1};
+  const Shape column{scale.size(0), scale.size(1), scale.size(2), 1};
+  if (x.numel() > 0) dequantize(x, scale.view(column, strides, 0), x.size(3), y);
+  return y;
+}
+
 }  // namespace
 
 AttentionKernels attention_kernels(const AttentionProblem& problem) {
@@ -200,7 +209,11 @@ AttentionKernels attention_kernels(const AttentionProblem& problem) {
 void attention_forward(const AttentionProblem& problem, const AttentionResults& results) {
   static_cast<void>(native_bf16_engine());  // settles the CPU target
   if (is_decode(problem)) return attention_decode(problem, results);
-  Forward(problem, results).run();
+  if (!problem.k_scale.defined()) return Forward(problem, results).run();
+  AttentionProblem wide = problem;  // many queries: a copy of the keys costs little beside them
+  wide.k = widened(problem.k, problem.k_scale, problem.q.dtype());
+  wide.v = widened(problem.v, problem.v_scale, problem.q.dtype());
+  Forward(wide, results).run();
 }
 
 }  // namespace qkv::cpu

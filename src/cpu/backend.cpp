@@ -59,8 +59,20 @@ class CpuBackend final : public Backend {
     cpu::dropout(x, p, seed, y);
   }
   void matmul(const MatmulProblem& problem) override { cpu::matmul(problem); }
-  std::shared_ptr<const Packed> pack(const Tensor& weight) override { return cpu::pack(weight); }
+  std::shared_ptr<const Packed> pack(const Tensor& weight) override {
+    return cpu::pack(weight, {});
+  }
+  std::shared_ptr<const Packed> pack_int8(const Tensor& weight, const Tensor& scale) override {
+    return cpu::pack(weight, scale);
+  }
   void linear(const LinearProblem& problem) override { cpu::linear(problem); }
+  void quantize(const Tensor& x, std::int64_t group, Tensor& values, Tensor& scale) override {
+    cpu::quantize(x, group, values, scale);
+  }
+  void dequantize(const Tensor& values, const Tensor& scale, std::int64_t group,
+                  Tensor& y) override {
+    cpu::dequantize(values, scale, group, y);
+  }
   void norm(const NormProblem& problem) override { cpu::norm(problem); }
   void norm_backward(const NormBackward& problem) override { cpu::norm_backward(problem); }
   void rotary(const RotaryProblem& problem) override { cpu::rotary(problem); }

@@ -11,10 +11,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
+
+#include "cpu/amx_tiles.h"
 
 #define QKV_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
 #define QKV_AMX __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-bf16")))
@@ -162,12 +162,6 @@ QKV_AVX512_BF16 void multiply_dot(const void* a, std::int64_t a_stride, const Pa
 
 // --- AMX ---
 
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  std::uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-// Not a local: GCC's intrinsic names only its first bytes as read, and the rest would be dropped.
 constexpr TileConfig kTileConfig;
 
 QKV_AMX void begin_tiles() { _tile_loadconfig(&kTileConfig); }
@@ -270,12 +264,6 @@ QKV_AMX void multiply_tiles(const void* a, std::int64_t a_stride, const PackedOp
       run(left, a_stride, right, stride, c + i * c_stride + j, c_stride, size.depth, accumulate);
     }
   }
-}
-
-// Linux hands out the tile registers on request (and not at all to sandboxes that forbid it).
-bool request_tiles() {
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
 bool cpu_has_amx_bf16() {

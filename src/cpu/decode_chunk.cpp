@@ -15,6 +15,7 @@
 #define HWY_TARGET_INCLUDE "cpu/decode_chunk.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // after foreach_target
+#include "cpu/decode_products-inl.h"
 #include "cpu/exp-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/score_row-inl.h"
@@ -23,125 +24,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-template <class T>
-HWY_INLINE auto load_wide(const T* from) {
-  const hn::ScalableTag<float> d;
-  if constexpr (std::is_same_v<T, float>) {
-    return hn::LoadU(d, from);
-  } else if constexpr (std::is_same_v<T, f16> && !kHalfByInstruction) {
-    HWY_ALIGN float wide[hn::MaxLanes(d)];
-    for (std::size_t i = 0; i < hn::Lanes(d); ++i) wide[i] = static_cast<float>(from[i]);
-    return hn::Load(d, wide);
-  } else {
-    using Lane = std::conditional_t<std::is_same_v<T, bf16>, hwy::bfloat16_t, hwy::float16_t>;
-    const hn::Rebind<Lane, decltype(d)> narrow;
-    return hn::PromoteTo(d, hn::LoadU(narrow, reinterpret_cast<const Lane*>(from)));
-  }
-}
-
-// scores[i][j] = q_i . k_j for kRows rows and two keys: the keys are read once for all rows.
-template <int kRows, class T>
-HWY_INLINE void score_two_keys(const float* q, std::int64_t q_stride, const T* k0, const T* k1,
-                               std::int64_t depth, float* scores, std::int64_t stride) {
-  const hn::ScalableTag<float> d;
-  using V = hn::Vec<decltype(d)>;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  V sum0[kRows], sum1[kRows];
-  HWY_UNROLL(8)
-  for (int i = 0; i < kRows; ++i) sum0[i] = sum1[i] = hn::Zero(d);
-  std::int64_t c = 0;
-  for (; c + lanes <= depth; c += lanes) {
-    const V x0 = load_wide(k0 + c), x1 = load_wide(k1 + c);
-    HWY_UNROLL(8)
-    for (int i = 0; i < kRows; ++i) {
-      const V y = hn::LoadU(d, q + i * q_stride + c);
-      sum0[i] = hn::MulAdd(y, x0, sum0[i]);
-      sum1[i] = hn::MulAdd(y, x1, sum1[i]);
-    }
-  }
-  HWY_UNROLL(8)
-  for (int i = 0; i < kRows; ++i) {
-    float a = hn::GetLane(hn::SumOfLanes(d, sum0[i])), b = hn::GetLane(hn::SumOfLanes(d, sum1[i]));
-    for (std::int64_t rest = c; rest < depth; ++rest) {
-      a += q[i * q_stride + rest] * static_cast<float>(k0[rest]);
-      b += q[i * q_stride + rest] * static_cast<float>(k1[rest]);
-    }
-    scores[i * stride] = a;
-    scores[i * stride + 1] = b;
-  }
-}
-
-template <int kRows, class T>
-void score_keys(const float* q, std::int64_t q_stride, const Rows& keys, std::int64_t count,
-                std::int64_t depth, float* scores, std::int64_t stride) {
-  for (std::int64_t j = 0; j < count; j += 2) {
-    const auto* first = reinterpret_cast<const T*>(keys.row(j));
-    // The second of an odd last pair is the first again; its score lands in the padding.
-    const auto* second = j + 1 < count ? reinterpret_cast<const T*>(keys.row(j + 1)) : first;
-    score_two_keys<kRows>(q, q_stride, first, second, depth, scores + j, stride);
-  }
-}
-
-// sums[i][..] = sum over j of p[i][j] v[j][..], a few vectors of columns at a time.
-template <int kRows, class T>
-void sum_values(const float* p, std::int64_t stride, const Rows& values, std::int64_t count,
-                std::int64_t size, float* sums, std::int64_t sums_stride) {
-  const hn::ScalableTag<float> d;
-  using V = hn::Vec<decltype(d)>;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  constexpr int kVectors = kRows > 4 ? 2 : 4;
-  std::int64_t c = 0;
-  for (; c + kVectors * lanes <= size; c += kVectors * lanes) {
-    V sum[kRows][kVectors];
-    HWY_UNROLL(8)
-    for (int i = 0; i < kRows; ++i) {
-      HWY_UNROLL(4)
-      for (int v = 0; v < kVectors; ++v) sum[i][v] = hn::Zero(d);
-    }
-    for (std::int64_t j = 0; j < count; ++j) {
-      const auto* row = reinterpret_cast<const T*>(values.row(j)) + c;
-      V x[kVectors];
-      HWY_UNROLL(4)
-      for (int v = 0; v < kVectors; ++v) x[v] = load_wide(row + v * lanes);
-      HWY_UNROLL(8)
-      for (int i = 0; i < kRows; ++i) {
-        const V weight = hn::Set(d, p[i * stride + j]);
-        HWY_UNROLL(4)
-        for (int v = 0; v < kVectors; ++v) sum[i][v] = hn::MulAdd(weight, x[v], sum[i][v]);
-      }
-    }
-    for (int i = 0; i < kRows; ++i) {
-      for (int v = 0; v < kVectors; ++v) {
-        hn::StoreU(sum[i][v], d, sums + i * sums_stride + c + v * lanes);
-      }
-    }
-  }
-  for (; c < size; ++c) {
-    for (int i = 0; i < kRows; ++i) {
-      float sum = 0;
-      for (std::int64_t j = 0; j < count; ++j) {
-        sum += p[i * stride + j] * static_cast<float>(reinterpret_cast<const T*>(values.row(j))[c]);
-      }
-      sums[i * sums_stride + c] = sum;
-    }
-  }
-}
-
-// Calls body with the number of rows as a constant.
-template <class Body>
-void with_rows(std::int64_t rows, Body body) {
-  switch (rows) {
-    case 1: return body(std::integral_constant<int, 1>());
-    case 2: return body(std::integral_constant<int, 2>());
-    case 3: return body(std::integral_constant<int, 3>());
-    case 4: return body(std::integral_constant<int, 4>());
-    case 5: return body(std::integral_constant<int, 5>());
-    case 6: return body(std::integral_constant<int, 6>());
-    case 7: return body(std::integral_constant<int, 7>());
-    default: return body(std::integral_constant<int, 8>());
-  }
-}
 
 class DecodeChunk {
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -170,6 +52,10 @@ class DecodeChunk {
     for (std::int64_t g = 0; g < problem_.group(); ++g) weigh_head(g);
     const Rows values =
         rows_of(problem_.v, sequence_.k_batch, job_.key_head, sequence_.k_start + first_);
+    if (problem_.v_scale.defined()) {  // whole numbers: what is not finite is in the scale
+      scale_columns(problem_.v_scale, true);
+      return multiply_values<std::int8_t>(values);
+    }
     dispatch_float(problem_.v.dtype(), [&]<class T>() {
       if (finite<T>(values)) return multiply_values<T>(values);
       // A NaN that is hidden must not meet a weight of 0: out with them, then back where seen.
@@ -209,12 +95,28 @@ class DecodeChunk {
       return;
     }
     const Scratch<float> q = load_queries<float>();
-    dispatch_float(problem_.k.dtype(), [&]<class T>() {
+    const auto score = [&]<class T>() {
       with_rows(rows_, [&](auto rows) {
         score_keys<decltype(rows)::value, T>(q.get(), q_stride_, keys, keys_, size, scores_.get(),
                                              kChunkKeys);
       });
-    });
+    };
+    if (!problem_.k_scale.defined()) return dispatch_float(problem_.k.dtype(), score);
+    score.template operator()<std::int8_t>();
+    scale_columns(problem_.k_scale, false);
+  }
+
+  // Columns of the scores, or of the weights, by the scales of i8 keys or values. A weight of 0
+  // stays 0: the scale of a hidden value may be NaN. A hidden score is not looked at.
+  void scale_columns(const Tensor& scale, bool keep_zero) {
+    const float* factor = scale.data<float>() + sequence_.k_batch * scale.stride(0) +
+                          job_.key_head * scale.stride(1) + first_ * scale.stride(2);
+    for (std::int64_t j = 0; j < keys_; ++j) {
+      for (std::int64_t r = 0; r < rows_; ++r) {
+        float& x = scores_[r * kChunkKeys + j];
+        if (!keep_zero || x != 0) x *= factor[j * scale.stride(2)];
+      }
+    }
   }
 
   // What scores of one head go through on their way to weights.

@@ -3,6 +3,7 @@
 
 #include "core/threads.h"
 #include "cpu/gemm.h"
+#include "cpu/int8_linear.h"
 #include "cpu/kernels.h"
 #include "qkv/threads.h"
 
@@ -57,7 +58,8 @@ void matmul(const MatmulProblem& problem) {
   for (std::int64_t i = 0; i < batch; ++i) one(i);
 }
 
-std::shared_ptr<const Packed> pack(const Tensor& weight) {
+std::shared_ptr<const Packed> pack(const Tensor& weight, const Tensor& scale) {
+  if (weight.dtype() == DType::i8) return pack_int8(weight, scale);
   auto packed = std::make_shared<CpuPacked>();
   const std::int64_t n = weight.size(0), k = weight.size(1);
   packed->outputs = n;
@@ -87,6 +89,7 @@ std::shared_ptr<const Packed> pack(const Tensor& weight) {
 }
 
 void linear(const LinearProblem& problem) {
+  if (problem.weight->dtype == DType::i8) return linear_int8(problem);
   const auto& packed = static_cast<const CpuPacked&>(*problem.weight);
   Product product{.engine = packed.engine,
                   .a = source_of(problem.x),

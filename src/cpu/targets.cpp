@@ -17,23 +17,25 @@ struct CpuTarget {
   std::int64_t highway;
   const cpu::AttentionEngine* (*bf16)();  // null result: the machine cannot run it
   bool needs_bf16;
+  const cpu::Int8Engine* (*int8)();  // null result: the portable one
 };
 
 const cpu::AttentionEngine* no_engine() { return nullptr; }
+const cpu::Int8Engine* no_int8() { return nullptr; }
 
 // Best first.
 constexpr CpuTarget kTargets[] = {
 #if HWY_ARCH_X86
-    {"amx", HWY_AVX3, cpu::amx_engine, true},
-    {"avx512_bf16", HWY_AVX3, cpu::avx512_bf16_engine, true},
-    {"avx512", HWY_AVX3, no_engine, false},
-    {"avx2", HWY_AVX2, no_engine, false},
-    {"sse4", HWY_SSE4, no_engine, false},
+    {"amx", HWY_AVX3, cpu::amx_engine, true, cpu::amx_int8_engine},
+    {"avx512_bf16", HWY_AVX3, cpu::avx512_bf16_engine, true, cpu::avx512_vnni_engine},
+    {"avx512", HWY_AVX3, no_engine, false, cpu::avx512_vnni_engine},
+    {"avx2", HWY_AVX2, no_engine, false, no_int8},
+    {"sse4", HWY_SSE4, no_engine, false, no_int8},
 #elif HWY_ARCH_ARM
-    {"neon_bf16", HWY_NEON, cpu::neon_bf16_engine, true},
-    {"neon", HWY_NEON, no_engine, false},
+    {"neon_bf16", HWY_NEON, cpu::neon_bf16_engine, true, cpu::neon_i8mm_engine},
+    {"neon", HWY_NEON, no_engine, false, cpu::neon_dot_engine},
 #endif
-    {"scalar", HWY_STATIC_TARGET, no_engine, false},
+    {"scalar", HWY_STATIC_TARGET, no_engine, false, no_int8},
 };
 
 std::vector<const CpuTarget*> available() {
@@ -93,6 +95,11 @@ void set_cpu_target(const std::string& name) { select(name); }
 namespace cpu {
 
 const AttentionEngine* native_bf16_engine() { return in_use().bf16(); }
+
+const Int8Engine& int8_engine() {
+  const Int8Engine* engine = in_use().int8();
+  return engine != nullptr ? *engine : portable_int8_engine();
+}
 
 void settle_target() { in_use(); }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/attention_engine.h"
+#include "cpu/int8_engine.h"
 
 namespace qkv::cpu {
 

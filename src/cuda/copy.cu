@@ -68,6 +68,7 @@ __device__ Element load_any(const void* from, DType dtype, std::int64_t at) {
     case DType::f16: return {to_float(static_cast<const device_f16*>(from)[at]), 0, true};
     case DType::i32: return {0, static_cast<const std::int32_t*>(from)[at]};
     case DType::i64: return {0, static_cast<const std::int64_t*>(from)[at]};
+    case DType::i8: return {0, static_cast<const std::int8_t*>(from)[at]};
     case DType::u8: return {0, static_cast<const std::uint8_t*>(from)[at]};
     default: return {0, static_cast<const bool*>(from)[at] ? 1 : 0};
   }
@@ -81,6 +82,7 @@ __device__ void store_any(void* to, DType dtype, std::int64_t at, const Element&
     case DType::f16: static_cast<device_f16*>(to)[at] = from_float<device_f16>(real); break;
     case DType::i32: static_cast<std::int32_t*>(to)[at] = static_cast<std::int32_t>(whole); break;
     case DType::i64: static_cast<std::int64_t*>(to)[at] = whole; break;
+    case DType::i8: static_cast<std::int8_t*>(to)[at] = static_cast<std::int8_t>(whole); break;
     case DType::u8: static_cast<std::uint8_t*>(to)[at] = static_cast<std::uint8_t>(whole); break;
     default: static_cast<bool*>(to)[at] = x.is_real ? x.real != 0 : x.whole != 0; break;
   }
@@ -162,6 +164,7 @@ void CudaBackend::fill(Tensor& x, double value) {
     case DType::f16: run(f16(static_cast<float>(value)).bits); break;
     case DType::i32: run(static_cast<std::int32_t>(value)); break;
     case DType::i64: run(static_cast<std::int64_t>(value)); break;
+    case DType::i8: run(static_cast<std::int8_t>(value)); break;
     case DType::u8: run(static_cast<std::uint8_t>(value)); break;
     case DType::boolean: run(static_cast<std::uint8_t>(value != 0)); break;
   }

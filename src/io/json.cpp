@@ -235,4 +235,16 @@ std::map<std::string, std::string> Config::all_texts() const {
   return texts;
 }
 
+std::string with_key(std::string_view text, const std::string& name, const std::string& key,
+                     const std::string& value) {
+  Config::parse(text, name);  // says what is wrong with it
+  auto object = nlohmann::ordered_json::parse(text);
+  if (value.empty()) {
+    object.erase(key);
+  } else {
+    object[key] = nlohmann::ordered_json::parse(value);
+  }
+  return object.dump(2) + "\n";
+}
+
 }  // namespace qkv

@@ -63,4 +63,9 @@ class Config {
   std::shared_ptr<const Value> value_;
 };
 
+// The text of a JSON object with `key` set to `value`, itself JSON, or without it where `value` is
+// empty; the other keys keep their order. `name` stands for the file in messages.
+std::string with_key(std::string_view text, const std::string& name, const std::string& key,
+                     const std::string& value);
+
 }  // namespace qkv

@@ -8,14 +8,13 @@ namespace qkv {
 namespace {
 
 constexpr std::pair<const char*, DType> kDtypes[] = {
-    {"F32", DType::f32}, {"BF16", DType::bf16}, {"F16", DType::f16},      {"I32", DType::i32},
-    {"I64", DType::i64}, {"U8", DType::u8},     {"BOOL", DType::boolean},
+    {"F32", DType::f32}, {"BF16", DType::bf16}, {"F16", DType::f16}, {"I32", DType::i32},
+    {"I64", DType::i64}, {"I8", DType::i8},     {"U8", DType::u8},   {"BOOL", DType::boolean},
 };
 
 constexpr std::pair<const char*, std::uint64_t> kOthers[] = {
-    {"F64", 64},    {"C64", 64},    {"U64", 64},    {"U32", 32},    {"I16", 16},
-    {"U16", 16},    {"I8", 8},      {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8},
-    {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},
+    {"F64", 64},    {"C64", 64},    {"U64", 64},    {"U32", 32},    {"I16", 16},    {"U16", 16},
+    {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},
 };
 
 }  // namespace

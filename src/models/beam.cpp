@@ -71,7 +71,7 @@ std::vector<std::int64_t> beam_search(const Model& model, const std::vector<std:
                                       const GenerateOptions& options,
                                       const std::vector<std::int64_t>& stops) {
   const auto beams = static_cast<std::size_t>(options.beams);
-  Decoding decoding(model, {prompt}, options.max_new_tokens);
+  Decoding decoding(model, {prompt}, options);
   std::vector<Beam> running(1);  // all begin as one
   Finished finished(beams, options.length_penalty);
   Tensor logits = decoding.start();

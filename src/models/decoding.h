@@ -12,7 +12,7 @@ namespace qkv {
 class Decoding {
  public:
   Decoding(const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
-           std::int64_t max_new_tokens);
+           const GenerateOptions& options);
 
   // Logits [B, 1, V] of the first new token.
   Tensor start();

@@ -20,6 +20,8 @@ void check_options(const GenerateOptions& o) {
   check(o.min_p >= 0 && o.min_p <= 1, "generate: min_p must be in [0, 1], got {}", o.min_p);
   check(o.repetition_penalty > 0, "generate: repetition_penalty must be positive, got {}",
         o.repetition_penalty);
+  check(!o.kv_dtype || *o.kv_dtype == DType::bf16 || *o.kv_dtype == DType::i8,
+        "generate: kv_dtype must be bf16 or i8, got {}", o.kv_dtype.value_or(DType::f32));
   check(o.beams >= 1, "generate: beams must be at least 1, got {}", o.beams);
 }
 
@@ -32,7 +34,7 @@ struct Sequence {
 }  // namespace
 
 Decoding::Decoding(const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
-                   std::int64_t max_new_tokens)
+                   const GenerateOptions& options)
     : model_(model) {
   const auto batch = static_cast<std::int64_t>(prompts.size());
   std::int64_t longest = 0;
@@ -62,8 +64,9 @@ Decoding::Decoding(const Model& model, const std::vector<std::vector<std::int64_
   check(limit == 0 || start <= limit,
         "generate: a prompt of {} tokens is longer than the {} positions of the model", start,
         limit);
-  steps_ = limit == 0 ? max_new_tokens : std::min(max_new_tokens, limit - start + 1);
-  cache_ = nn::KvCache(start + std::max<std::int64_t>(steps_, 1));
+  steps_ = options.max_new_tokens;
+  if (limit > 0) steps_ = std::min(steps_, limit - start + 1);
+  cache_ = nn::KvCache(start + std::max<std::int64_t>(steps_, 1), options.kv_dtype);
   if (is_decoder) return;
   check(model.info().decoder_start_id >= 0,
         "generate: config.json of this {} has no decoder_start_token_id", model.info().family);
@@ -122,7 +125,7 @@ std::vector<std::vector<std::int64_t>> generate(
     return results;
   }
 
-  Decoding decoding(model, prompts, options.max_new_tokens);
+  Decoding decoding(model, prompts, options);
   std::vector<Sequence> active;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     const bool reads_prompt = model.info().kind == ModelKind::decoder;

@@ -2,89 +2,52 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <set>
 
-#include "core/backend.h"
 #include "core/check.h"
+#include "core/quantized_group.h"
 #include "io/file.h"
+#include "models/load_parameters.h"
 #include "models/presets.h"
 #include "qkv/checkpoint.h"
 
 namespace qkv {
 namespace {
 
-// In checkpoints, but not parameters: tables that are computed, buffers of masks, and what heads of
-// pre-training leave behind.
-bool is_ignored(const std::string& name) {
-  static constexpr const char* kSuffixes[] = {".position_ids",
-                                              ".attn.bias",
-                                              ".attn.masked_bias",
-                                              ".rotary_emb.inv_freq",
-                                              "EncDecAttention.relative_attention_bias.weight",
-                                              "embed_positions.weight",
-                                              "lm_head.decoder.bias",
-                                              "cls.predictions.decoder.bias"};
-  static constexpr const char* kParts[] = {"cls.seq_relationship.", "pooler.dense."};
-  const auto ends = [&](const char* s) { return name.ends_with(s); };
-  const auto contains = [&](const char* s) { return name.find(s) != std::string::npos; };
-  return std::any_of(std::begin(kSuffixes), std::end(kSuffixes), ends) ||
-         std::any_of(std::begin(kParts), std::end(kParts), contains);
-}
-
 constexpr std::uint64_t kConfigBytes = 16 << 20;
 
-// At most this many names of one kind are listed: enough to see what is wrong.
-constexpr std::size_t kListed = 20;
-
-void list(std::string& message, const char* title, const std::vector<std::string>& names) {
-  if (names.empty()) return;
-  message += fmt::format("\n  {} ({}):", title, names.size());
-  for (std::size_t i = 0; i < std::min(names.size(), kListed); ++i) message += "\n    " + names[i];
-  if (names.size() > kListed) message += fmt::format("\n    and {} more", names.size() - kListed);
+// The inputs that share a scale, 0 where all of a row do; nothing without int8 weights.
+std::optional<std::int64_t> group_of(Model& model) {
+  std::optional<std::int64_t> group;
+  model.visit(nn::Visitor([](const std::string&, Tensor&, const Shape&) {},
+                          [&](const std::string&, nn::Weight& weight, const Shape&, int axis) {
+                            if (!weight.is_quantized()) return;
+                            const std::int64_t inputs = weight.size(axis);
+                            const std::int64_t found =
+                                quantized_group(inputs, weight.scale.size(axis));
+                            group = std::max(group.value_or(0), found == inputs ? 0 : found);
+                          }));
+  return group;
 }
 
-void load_parameters(Model& model, const Checkpoint& checkpoint, const std::string& folder,
-                     const LoadOptions& options) {
-  std::set<std::string> used;
-  std::vector<std::string> missing, misshapen, unexpected;
-  const int total = static_cast<int>(checkpoint.names().size());
-  model.visit(nn::Visitor([&](const std::string& name, Tensor& parameter, const Shape& shape) {
-    used.insert(name);
-    if (options.progress) options.progress(static_cast<int>(used.size()), total);
-    if (!checkpoint.contains(name)) {
-      missing.push_back(fmt::format("{} {}", name, shape));
-      return;
-    }
-    const Tensor stored = checkpoint[name];
-    if (stored.shape() != shape || !is_floating(stored.dtype())) {
-      misshapen.push_back(
-          fmt::format("{} is {} {}, expected {}", name, stored.dtype(), stored.shape(), shape));
-      return;
-    }
-    parameter = to(options.dtype ? to(stored, *options.dtype) : stored, options.device);
-    if (options.writable && parameter.is_read_only()) {
-      Tensor copy = Tensor::empty(shape, {parameter.dtype()});
-      backend(kCpu).copy(parameter, copy);
-      parameter = copy;
-    }
-  }));
-  for (const std::string& name : checkpoint.names()) {
-    if (!used.contains(name) && !is_ignored(name)) unexpected.push_back(name);
-  }
-  if (missing.empty() && misshapen.empty() && unexpected.empty()) return;
-  std::string message =
-      fmt::format("{}: the tensors do not fit config.json ({})", folder, model.info().architecture);
-  list(message, "missing", missing);
-  list(message, "of the wrong shape or dtype", misshapen);
-  list(message, "unexpected", unexpected);
-  throw Error(message);
+// config.json, which says of int8 what the weights are now, not what they were when loaded.
+std::string config_of(Model& model) {
+  constexpr const char* kKey = "quantization_config";
+  const std::optional<std::int64_t> group = group_of(model);
+  const std::string& text = model.config_text();
+  if (!group && !Config::parse(text, "config.json").has(kKey)) return text;
+  const std::string value =
+      !group
+          ? ""
+          : fmt::format(R"({{"quant_method": "qkv-int8", "bits": 8, "group_size": {}}})", *group);
+  return with_key(text, "config.json", kKey, value);
 }
 
 }  // namespace
 
 std::unique_ptr<Model> load_model(const std::string& folder, const LoadOptions& options) {
-  check(!options.dtype || is_floating(*options.dtype),
-        "load_model: weights can be f32, bf16 or f16, not {}", options.dtype.value_or(DType::f32));
+  check(!options.dtype || is_floating(*options.dtype) || *options.dtype == DType::i8,
+        "load_model: weights can be f32, bf16, f16 or i8, not {}",
+        options.dtype.value_or(DType::f32));
   const std::string config = (std::filesystem::path(folder) / "config.json").string();
   ModelSource source;
   source.config = Config::read(config);
@@ -98,7 +61,8 @@ std::unique_ptr<Model> load_model(const std::string& folder, const LoadOptions& 
   return model;
 }
 
-std::unique_ptr<Model> make_model(const std::string& config, std::uint64_t seed, DType dtype) {
+std::unique_ptr<Model> make_model(const std::string& config, std::uint64_t seed, DType dtype,
+                                  std::int64_t group) {
   const std::string preset = preset_config(config);
   ModelSource source;
   source.config = preset.empty() ? Config::read(config) : Config::parse(preset, config);
@@ -109,7 +73,9 @@ std::unique_ptr<Model> make_model(const std::string& config, std::uint64_t seed,
     check(!__builtin_add_overflow(count, shape.numel(), &count) && count < std::int64_t{1} << 38,
           "{}: more than 2^38 parameters (at {}); is the config right?", config, name);
   }));
-  nn::initialize(*model, seed, {.dtype = dtype, .uniform = true});
+  const bool quantizes = dtype == DType::i8;
+  nn::initialize(*model, seed, {.dtype = quantizes ? DType::f32 : dtype, .uniform = true});
+  if (quantizes) nn::quantize(*model, group);
   model->tie();
   ModelAccess::set_config(*model, preset.empty() ? read_file(config, kConfigBytes) : preset);
   return model;
@@ -125,7 +91,7 @@ void save_model(Model& model, const std::string& folder) {
   }));
   const std::filesystem::path base(folder);
   save_checkpoint((base / "model.safetensors").string(), tensors);
-  write_file_atomically((base / "config.json").string(), model.config_text());
+  write_file_atomically((base / "config.json").string(), config_of(model));
 }
 
 }  // namespace qkv

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "nn/heads.h"
+#include "nn/pack.h"
 #include "qkv/autograd.h"
 #include "qkv/checkpoint.h"
 #include "qkv/nn.h"
@@ -15,6 +16,16 @@ struct MultiHeadAttention::Joint {
   PackedWeight weight;
   Tensor bias;
 };
+
+namespace {
+
+// Whether two weights can be rows of one.
+bool are_alike(const Weight& a, const Weight& b) {
+  return a.dtype() == b.dtype() && a.scale.defined() == b.scale.defined() &&
+         (!a.scale.defined() || a.scale.size(1) == b.scale.size(1));
+}
+
+}  // namespace
 
 MultiHeadAttention::MultiHeadAttention(const AttentionConfig& config)
     : config_(config), joint_(std::make_shared<Joint>()) {
@@ -65,7 +76,10 @@ Tensor MultiHeadAttention::project_jointly(const Tensor& x) const {
   {
     const std::scoped_lock lock(joint_->mutex);
     if (joint_->ids != ids) {
-      joint_->weight = PackedWeight(concat({q.weight, k.weight, v.weight}, 0));
+      Weight all(concat({q.weight, k.weight, v.weight}, 0));
+      if (all.is_quantized())
+        all.scale = concat({q.weight.scale, k.weight.scale, v.weight.scale}, 0);
+      joint_->weight = pack(all, false);
       if (config_.bias) joint_->bias = concat({q.bias, k.bias, v.bias}, 0);
       joint_->ids = ids;
       for (const Linear* part : {&q, &k, &v}) drop_pages(part->weight);
@@ -88,7 +102,7 @@ MultiHeadAttention::Heads MultiHeadAttention::project(const Tensor& x,
     return heads;
   }
   const bool joins = !c.fused && !Tape::recording() && q.weight.defined() &&
-                     q.weight.dtype() == k.weight.dtype() && q.weight.dtype() == v.weight.dtype();
+                     are_alike(q.weight, k.weight) && are_alike(q.weight, v.weight);
   if (!c.fused && !joins) {
     {  // the weights are about to change
       const std::scoped_lock lock(joint_->mutex);
@@ -109,9 +123,9 @@ Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call
   const AttentionConfig& c = config_;
   check(x.rank() == 3 && x.size(2) == c.hidden, "attention: x must be [B, S, {}], got {}", c.hidden,
         x.shape());
-  // bf16 weights: attention multiplies in bf16 too.
+  // bf16 and int8 weights: attention multiplies in bf16 too.
   const auto narrow = [&](const Tensor& t) {
-    return q.weight.dtype() == DType::bf16 ? to(t, DType::bf16) : t;
+    return q.weight.dtype() == DType::bf16 || q.weight.is_quantized() ? to(t, DType::bf16) : t;
   };
   auto [queries, keys, values] = project(x, call);
   if (c.qk_norm_eps) {
@@ -127,6 +141,7 @@ Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call
     keys = narrow(keys);
     values = narrow(values);
   }
+  AttentionOptions options;
   if (call.cache != nullptr) {
     KvCache::View view;
     if (!c.cross) {
@@ -137,9 +152,10 @@ Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call
     }
     keys = view.keys;
     values = view.values;
+    options.key_scale = view.key_scale;
+    options.value_scale = view.value_scale;
+    if (is_floating(keys.dtype())) queries = to(queries, keys.dtype());
   }
-
-  AttentionOptions options;
   options.scale = c.scale;
   options.softcap = c.softcap;
   options.bias = call.bias;

@@ -11,12 +11,43 @@ namespace {
 // short copy in that many steps.
 constexpr std::int64_t kSlack = 256;
 
-void copy_into(const Tensor& from, const Tensor& room, std::int64_t at) {
-  Tensor target = slice(room, 2, at, at + from.size(2));
-  backend(from.device()).copy(from, target);
+// x [B, Hk, S, D] into rows [at, at + S), in the dtype of the cache.
+void store(const Tensor& x, const Tensor& data, const Tensor& scale, std::int64_t at) {
+  Tensor rows = slice(data, 2, at, at + x.size(2));
+  if (!scale.defined()) return backend(x.device()).copy(x, rows);
+  Tensor scales = slice(scale, 2, at, at + x.size(2));
+  backend(x.device()).quantize(x, x.size(3), rows, scales);
+}
+
+// Rows [begin, end) to the front of `to`, as they are.
+void move_rows(const Tensor& from, const Tensor& to, std::int64_t begin, std::int64_t end) {
+  if (!from.defined()) return;
+  Tensor front = slice(to, 2, 0, end - begin);
+  backend(from.device()).copy(slice(from, 2, begin, end), front);
+}
+
+Tensor scales_of(const Tensor& scale, std::int64_t stored) {
+  if (!scale.defined()) return {};
+  return reshape(slice(scale, 2, 0, stored), {scale.size(0), scale.size(1), stored});
 }
 
 }  // namespace
+
+KvCache::KvCache(std::int64_t capacity, std::optional<DType> dtype)
+    : capacity_(capacity), dtype_(dtype) {
+  check(!dtype || is_floating(*dtype) || *dtype == DType::i8,
+        "cache: keys and values can be f32, bf16, f16 or i8, not {}", dtype.value_or(DType::f32));
+}
+
+KvCache::Rows KvCache::make_room(const Tensor& like, std::int64_t room) const {
+  const DType dtype = dtype_.value_or(like.dtype());
+  const std::int64_t batch = like.size(0), heads = like.size(1);
+  Rows rows{Tensor::empty({batch, heads, room, like.size(3)}, {dtype, like.device()}), {}};
+  if (dtype == DType::i8) {
+    rows.scale = Tensor::empty({batch, heads, room, 1}, {DType::f32, like.device()});
+  }
+  return rows;
+}
 
 KvCache::Layer& KvCache::layer(std::size_t index) {
   if (layers_.size() <= index) layers_.resize(index + 1);
@@ -33,56 +64,66 @@ KvCache::View KvCache::append(std::size_t index, const Tensor& keys, const Tenso
           length_, count, capacity_);
     length_ += count;
   }
-  if (!l.keys.defined()) {
+  if (!l.keys.data.defined()) {
     const std::int64_t room =
         window > 0 ? std::min(capacity_, std::max(window, count) + kSlack) : capacity_;
-    const TensorOptions options{keys.dtype(), keys.device()};
-    l.keys = Tensor::empty({keys.size(0), keys.size(1), room, keys.size(3)}, options);
-    l.values = Tensor::empty({values.size(0), values.size(1), room, values.size(3)}, options);
+    l.keys = make_room(keys, room);
+    l.values = make_room(values, room);
   }
-  check(l.keys.size(0) == keys.size(0) && l.keys.size(1) == keys.size(1) &&
-            l.keys.size(3) == keys.size(3) && l.keys.dtype() == keys.dtype(),
+  const Tensor& held = l.keys.data;
+  check(held.size(0) == keys.size(0) && held.size(1) == keys.size(1) &&
+            held.size(3) == keys.size(3) && held.dtype() == dtype_.value_or(keys.dtype()),
         "cache: layer {} holds {} {}, got keys {} {}: the cache is of another model or batch",
-        index, l.keys.dtype(), l.keys.shape(), keys.dtype(), keys.shape());
-  if (l.stored + count > l.keys.size(2)) {
+        index, held.dtype(), held.shape(), keys.dtype(), keys.shape());
+  if (l.stored + count > held.size(2)) {
     // Only a layer with a window gets here: what left the window is forgotten.
-    const std::int64_t kept = std::min(l.stored, window - 1);
-    const Tensor old_keys = slice(l.keys, 2, l.stored - kept, l.stored);
-    const Tensor old_values = slice(l.values, 2, l.stored - kept, l.stored);
-    const std::int64_t room = std::max(l.keys.size(2), kept + count + kSlack);
-    Layer moved;
-    const TensorOptions options{keys.dtype(), keys.device()};
-    moved.keys = Tensor::empty({keys.size(0), keys.size(1), room, keys.size(3)}, options);
-    moved.values = Tensor::empty({values.size(0), values.size(1), room, values.size(3)}, options);
-    copy_into(old_keys, moved.keys, 0);
-    copy_into(old_values, moved.values, 0);
-    moved.stored = kept;
-    l = moved;
+    const std::int64_t kept = std::min(l.stored, window - 1), begin = l.stored - kept;
+    const std::int64_t room = std::max(held.size(2), kept + count + kSlack);
+    const auto forget = [&](Rows& rows, const Tensor& like) {
+      const Rows moved = make_room(like, room);
+      move_rows(rows.data, moved.data, begin, l.stored);
+      move_rows(rows.scale, moved.scale, begin, l.stored);
+      rows = moved;
+    };
+    forget(l.keys, keys);
+    forget(l.values, values);
+    l.stored = kept;
   }
-  copy_into(keys, l.keys, l.stored);
-  copy_into(values, l.values, l.stored);
+  store(keys, l.keys.data, l.keys.scale, l.stored);
+  store(values, l.values.data, l.values.scale, l.stored);
   l.stored += count;
-  return {slice(l.keys, 2, 0, l.stored), slice(l.values, 2, 0, l.stored)};
+  return {slice(l.keys.data, 2, 0, l.stored), slice(l.values.data, 2, 0, l.stored),
+          scales_of(l.keys.scale, l.stored), scales_of(l.values.scale, l.stored)};
 }
 
 bool KvCache::has_memory(std::size_t index) const {
-  return index < layers_.size() && layers_[index].memory_keys.defined();
+  return index < layers_.size() && layers_[index].memory_keys.data.defined();
 }
 
 void KvCache::set_memory(std::size_t index, const Tensor& keys, const Tensor& values) {
-  layer(index).memory_keys = contiguous(keys);
-  layer(index).memory_values = contiguous(values);
+  const auto hold = [&](const Tensor& x) {
+    const Rows rows = make_room(x, x.size(2));
+    store(x, rows.data, rows.scale, 0);
+    return rows;
+  };
+  layer(index).memory_keys = hold(keys);
+  layer(index).memory_values = hold(values);
 }
 
 KvCache::View KvCache::memory(std::size_t index) const {
-  return {layers_[index].memory_keys, layers_[index].memory_values};
+  const auto& [keys, keys_scale] = layers_[index].memory_keys;
+  const auto& [values, values_scale] = layers_[index].memory_values;
+  return {keys, values, scales_of(keys_scale, keys.size(2)),
+          scales_of(values_scale, values.size(2))};
 }
 
 std::size_t KvCache::bytes() const {
   std::size_t total = 0;
   for (const Layer& l : layers_) {
-    for (const Tensor* t : {&l.keys, &l.values, &l.memory_keys, &l.memory_values}) {
-      if (t->defined()) total += static_cast<std::size_t>(t->numel()) * size_of(t->dtype());
+    for (const Rows* rows : {&l.keys, &l.values, &l.memory_keys, &l.memory_values}) {
+      for (const Tensor* t : {&rows->data, &rows->scale}) {
+        if (t->defined()) total += static_cast<std::size_t>(t->numel()) * size_of(t->dtype());
+      }
     }
   }
   return total;
@@ -108,11 +149,14 @@ void KvCache::reorder(const std::vector<std::int64_t>& rows) {
     }
     return result;
   };
+  const auto pick_rows = [&](Rows& of, std::int64_t stored) {
+    of = {pick(of.data, stored), pick(of.scale, stored)};
+  };
   for (Layer& l : layers_) {
-    l.keys = pick(l.keys, l.stored);
-    l.values = pick(l.values, l.stored);
-    l.memory_keys = pick(l.memory_keys, -1);
-    l.memory_values = pick(l.memory_values, -1);
+    pick_rows(l.keys, l.stored);
+    pick_rows(l.values, l.stored);
+    pick_rows(l.memory_keys, -1);
+    pick_rows(l.memory_values, -1);
   }
   visible = pick(visible, -1);
 }

@@ -2,6 +2,7 @@
 #include <mutex>
 
 #include "core/check.h"
+#include "nn/pack.h"
 #include "qkv/autograd.h"
 #include "qkv/checkpoint.h"
 #include "qkv/nn.h"
@@ -15,12 +16,17 @@ struct Linear::Pack {
   PackedWeight weight;
 };
 
+PackedWeight pack(const Weight& weight, bool transposed) {
+  if (!weight.is_quantized()) return PackedWeight(weight, transposed);
+  return PackedWeight(Quantized{weight, weight.scale}, transposed);
+}
+
 Linear::Linear(const LinearConfig& config) : config_(config), pack_(std::make_shared<Pack>()) {}
 
 void Linear::visit(const Visitor& visitor) {
   const Shape shape = config_.transposed ? Shape{config_.inputs, config_.outputs}
                                          : Shape{config_.outputs, config_.inputs};
-  visitor("weight", weight, shape);
+  visitor("weight", weight, shape, config_.transposed ? 0 : 1);
   if (config_.bias) visitor("bias", bias, {config_.outputs});
 }
 
@@ -33,7 +39,7 @@ Tensor Linear::operator()(const Tensor& x, Activation activation) const {
       pack_->weight = PackedWeight();
       pack_->id = 0;
     } else if (pack_->id != weight.id()) {
-      pack_->weight = PackedWeight(weight, config_.transposed);
+      pack_->weight = pack(weight, config_.transposed);
       pack_->id = weight.id();
       drop_pages(weight);  // one copy in memory is enough
     }
@@ -50,6 +56,7 @@ void Embedding::visit(const Visitor& visitor) { visitor("weight", weight, {rows_
 
 Tensor Embedding::operator()(const Tensor& ids) const {
   check(weight.defined(), "embedding: the layer has no table; load or initialize the model first");
+  if (weight.is_quantized()) return embedding(ids, Quantized{weight, weight.scale});
   return to(embedding(ids, weight, padding_), DType::f32);
 }
 

@@ -11,6 +11,17 @@ void Visitor::operator()(const std::string& name, Tensor& parameter, const Shape
   visit_(prefix_ + name, parameter, shape);
 }
 
+void Visitor::operator()(const std::string& name, Weight& weight, const Shape& shape,
+                         int inputs_axis) const {
+  if (visit_weight_) return visit_weight_(prefix_ + name, weight, shape, inputs_axis);
+  visit_(prefix_ + name, weight, shape);
+  if (!weight.is_quantized()) {
+    weight.scale = {};
+  } else if (weight.scale.defined()) {
+    visit_(prefix_ + name + "_scale", weight.scale, weight.scale.shape());
+  }
+}
+
 Visitor Visitor::behind(const std::string& prefix) const {
   Visitor inner = *this;
   inner.prefix_ += prefix;
@@ -32,8 +43,31 @@ std::vector<Parameter> parameters(Module& module) {
 
 std::int64_t count_parameters(Module& module) {
   std::int64_t count = 0;
-  for (const Parameter& parameter : parameters(module)) count += parameter.value.numel();
+  std::unordered_set<std::uint64_t> seen;
+  const auto add = [&](const Tensor& value) {
+    if (value.defined() && seen.insert(value.id()).second) count += value.numel();
+  };
+  module.visit(
+      Visitor([&](const std::string&, Tensor& value, const Shape&) { add(value); },
+              [&](const std::string&, Weight& weight, const Shape&, int) { add(weight); }));
   return count;
+}
+
+void quantize(Module& module, std::int64_t group) {
+  module.visit(Visitor([](const std::string&, Tensor&, const Shape&) {},
+                       [&](const std::string& name, Weight& weight, const Shape&, int axis) {
+                         check(weight.defined(), "quantize: {} is undefined", name);
+                         if (!weight.is_quantized()) weight = quantize(weight, group, axis);
+                       }));
+}
+
+Weight quantize(const Tensor& weight, std::int64_t group, int inputs_axis) {
+  if (inputs_axis == 1) {
+    const Quantized q = qkv::quantize(weight, group);
+    return {q.values, q.scale};
+  }
+  const Quantized q = qkv::quantize(transpose(weight, 0, 1), group);
+  return {contiguous(transpose(q.values, 0, 1)), contiguous(transpose(q.scale, 0, 1))};
 }
 
 void initialize(Module& module, std::uint64_t seed, const InitializeOptions& options) {

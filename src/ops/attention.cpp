@@ -11,6 +11,7 @@
 #include "ops/layout.h"
 #include "qkv/autograd.h"
 #include "qkv/ops.h"
+#include "qkv/quantize.h"
 
 namespace qkv {
 namespace {
@@ -66,6 +67,7 @@ Tensor empty_as(const Tensor& x, std::int64_t width) {
 void record_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                       const AttentionForward& forward, const AttentionOptions& options) {
   if (!Tape::recording()) return;
+  check(!options.key_scale.defined(), "attention: i8 keys and values cannot be recorded");
   const Bias& bias = options.bias;
   const Tensor learned = !bias.gradient          ? Tensor()
                          : bias.values.defined() ? bias.values
@@ -124,6 +126,7 @@ AttentionGrads attention_backward(const AttentionOutputGrads& grads, const Tenso
                                   const Tensor& k, const Tensor& v, const AttentionForward& forward,
                                   const AttentionOptions& options) {
   const AttentionProblem problem = check_attention("attention_backward", q, k, &v, options);
+  check(!problem.k_scale.defined(), "attention_backward: i8 keys and values have no gradient");
   const bool packed = options.mask.query_offsets.defined();
   check(forward.out.defined() && forward.lse.defined(),
         "attention_backward: forward must hold out and lse of attention_forward");
@@ -178,7 +181,13 @@ AttentionKernels attention_kernels(const Tensor& q, const Tensor& k, const Tenso
 
 Tensor attention_weights(const Tensor& q, const Tensor& k, const AttentionOptions& options,
                          const WeightsSelection& selection) {
-  const AttentionProblem problem = check_attention("attention_weights", q, k, nullptr, options);
+  AttentionProblem problem = check_attention("attention_weights", q, k, nullptr, options);
+  if (problem.k_scale.defined()) {
+    const Tensor& s = problem.k_scale;
+    problem.k =
+        dequantize({problem.k, reshape(s, {s.size(0), s.size(1), s.size(2), 1})}, q.dtype());
+    problem.k_scale = {};
+  }
   check(!options.mask.query_offsets.defined(),
         "attention_weights: packed sequences are not supported; pass one sequence at a time");
   check(selection.pool_rows >= 1 && selection.pool_keys >= 1,

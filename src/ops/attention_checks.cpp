@@ -11,15 +11,18 @@ namespace {
 
 constexpr std::int64_t kMaxHeadSize = 1024;
 
-void check_inputs(const char* op, const Tensor& q, const Tensor& k, const Tensor* v, bool packed) {
+void check_inputs(const char* op, const Tensor& q, const Tensor& k, const Tensor* v, bool packed,
+                  bool quantized) {
   const int rank = packed ? 3 : 4;
   const char* layout = packed ? "[T, H, D] (packed)" : "[B, H, S, D]";
   const auto check_one = [&](const char* name, const Tensor& x) {
     check(x.defined(), "{}: {} is undefined", op, name);
     check(x.rank() == rank, "{}: {} must be {}, got {}", op, name, layout, x.shape());
-    check(is_floating(x.dtype()), "{}: {} must be f32, bf16 or f16, got {}", op, name, x.dtype());
-    check(x.dtype() == q.dtype(), "{}: {} must have the dtype of q ({}), got {}", op, name,
-          q.dtype(), x.dtype());
+    const bool is_bytes = quantized && &x != &q;
+    check(is_bytes ? x.dtype() == DType::i8 : is_floating(x.dtype()), "{}: {} must be {}, got {}",
+          op, name, is_bytes ? "i8, as it has scales" : "f32, bf16 or f16", x.dtype());
+    check(is_bytes || x.dtype() == q.dtype(), "{}: {} must have the dtype of q ({}), got {}", op,
+          name, q.dtype(), x.dtype());
     check(x.device() == q.device(), "{}: {} must be on the device of q ({}), got {}", op, name,
           q.device(), x.device());
   };
@@ -41,6 +44,16 @@ void check_inputs(const char* op, const Tensor& q, const Tensor& k, const Tensor
         "{}: v {} must have the batch, heads and length of k {}", op, v->shape(), k.shape());
   check(v->size(-1) >= 1 && v->size(-1) <= kMaxHeadSize,
         "{}: the head size of v {} must be 1 to {}", op, v->shape(), kMaxHeadSize);
+}
+
+// The scales of i8 keys or values.
+Tensor check_scale(const char* op, const char* name, const Tensor& scale, const Tensor& x) {
+  check(scale.defined(), "{}: {} is undefined, although k and v are i8", op, name);
+  check(scale.dtype() == DType::f32 && scale.shape() == Shape{x.size(0), x.size(1), x.size(2)} &&
+            scale.device() == x.device(),
+        "{}: {} must be f32 [{}, {}, {}], got {} {}", op, name, x.size(0), x.size(1), x.size(2),
+        scale.dtype(), scale.shape());
+  return scale;
 }
 
 // An i32 vector on the CPU side of the call, empty when the tensor is undefined.
@@ -205,7 +218,9 @@ AttentionProblem check_attention(const char* op, const Tensor& q, const Tensor& 
                                  const AttentionOptions& options) {
   const Mask& mask = options.mask;
   const bool packed = mask.query_offsets.defined();
-  check_inputs(op, q, k, v, packed);
+  const bool quantized = options.key_scale.defined() || options.value_scale.defined();
+  check(!packed || !quantized, "{}: packed sequences take no i8 keys and values", op);
+  check_inputs(op, q, k, v, packed, quantized);
   check_numbers(op, options);
 
   AttentionProblem problem;
@@ -214,6 +229,10 @@ AttentionProblem check_attention(const char* op, const Tensor& q, const Tensor& 
   if (v != nullptr) {
     problem.v = attention_batch(*v, packed);
     problem.value_size = v->size(-1);
+  }
+  if (quantized) {
+    problem.k_scale = check_scale(op, "key_scale", options.key_scale, k);
+    if (v != nullptr) problem.v_scale = check_scale(op, "value_scale", options.value_scale, *v);
   }
   problem.heads = q.size(1);
   problem.key_heads = k.size(1);

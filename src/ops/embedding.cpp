@@ -1,18 +1,17 @@
 #include "core/backend.h"
 #include "ops/checks.h"
+#include "ops/take_rows.h"
 #include "qkv/autograd.h"
 #include "qkv/ops.h"
+#include "qkv/quantize.h"
 
 namespace qkv {
 
-Tensor embedding(const Tensor& ids, const Tensor& table, std::int64_t padding) {
+Tensor row_ids(const Tensor& ids, const Tensor& table) {
   check_defined("embedding", "ids", ids);
-  check_defined("embedding", "table", table);
   check(ids.dtype() == DType::i64 || ids.dtype() == DType::i32,
         "embedding: ids must be i32 or i64, got {} {}", ids.dtype(), ids.shape());
-  check(is_floating(table.dtype()) && table.rank() == 2,
-        "embedding: table must be floating point [V, D], got {} {}", table.dtype(), table.shape());
-  Tensor rows = reshape(contiguous(to(ids, DType::i64)), {ids.numel()});
+  const Tensor rows = reshape(contiguous(to(ids, DType::i64)), {ids.numel()});
   // On another device a wrong id is known too late to be refused: it gives NaN.
   if (rows.device() == kCpu) {
     const auto* id = rows.data<std::int64_t>();
@@ -22,16 +21,28 @@ Tensor embedding(const Tensor& ids, const Tensor& table, std::int64_t padding) {
             table.size(0));
     }
   }
-  rows = to(rows, table.device());
-  std::vector<std::int64_t> extents(ids.shape().extents().begin(), ids.shape().extents().end());
+  return to(rows, table.device());
+}
+
+Tensor take_rows(const Tensor& rows, const Tensor& table, const Shape& ids) {
+  std::vector<std::int64_t> extents(ids.extents().begin(), ids.extents().end());
   extents.push_back(table.size(1));
-  const Tensor source = contiguous(table);
   Tensor y = Tensor::empty(Shape(extents), {table.dtype(), table.device()});
   if (y.numel() > 0) {
     Tensor flat =
         y.view({rows.numel(), table.size(1)}, std::vector{table.size(1), std::int64_t{1}}, 0);
-    backend(table.device()).embedding(rows, source, flat);
+    backend(table.device()).embedding(rows, table, flat);
   }
+  return y;
+}
+
+Tensor embedding(const Tensor& ids, const Tensor& table, std::int64_t padding) {
+  check_defined("embedding", "table", table);
+  check(is_floating(table.dtype()) && table.rank() == 2,
+        "embedding: table must be floating point [V, D], got {} {}", table.dtype(), table.shape());
+  const Tensor rows = row_ids(ids, table);
+  const Tensor source = contiguous(table);
+  const Tensor y = take_rows(rows, source, ids.shape());
   return Tape::record("embedding", {source}, y,
                       [rows, padding, shape = table.shape()](const Tensor& dy) {
                         Tensor dtable = Tensor::zeros(shape, {DType::f32, dy.device()});
@@ -41,6 +52,19 @@ Tensor embedding(const Tensor& ids, const Tensor& table, std::int64_t padding) {
                         }
                         return std::vector{dtable};
                       });
+}
+
+Tensor embedding(const Tensor& ids, const Quantized& table) {
+  check_defined("embedding", "table", table.values);
+  check_defined("embedding", "scale", table.scale);
+  check(table.values.rank() == 2 && table.scale.rank() == 2 &&
+            table.scale.size(0) == table.values.size(0),
+        "embedding: table must be [V, D] with scales [V, groups], got {} and {}",
+        table.values.shape(), table.scale.shape());
+  const TapePause pause;
+  const Tensor rows = row_ids(ids, table.values);
+  return dequantize({take_rows(rows, contiguous(table.values), ids.shape()),
+                     take_rows(rows, contiguous(table.scale), ids.shape())});
 }
 
 }  // namespace qkv

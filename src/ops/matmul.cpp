@@ -3,9 +3,11 @@
 
 #include "core/backend.h"
 #include "core/check.h"
+#include "core/quantized_group.h"
 #include "ops/sum_to.h"
 #include "qkv/autograd.h"
 #include "qkv/ops.h"
+#include "qkv/quantize.h"
 
 namespace qkv {
 namespace {
@@ -150,6 +152,24 @@ PackedWeight::PackedWeight(const Tensor& weight, bool transposed) {
   check_floating("PackedWeight", "weight", weight);
   check(weight.rank() == 2, "PackedWeight: weight must be [N, K], got {}", weight.shape());
   packed_ = backend(weight.device()).pack(transposed ? transpose(weight, 0, 1) : weight);
+}
+
+PackedWeight::PackedWeight(const Quantized& weight, bool transposed) {
+  constexpr std::int64_t kMostInputs = 1 << 17;  // as many products of -128 fit 32 bits
+  const auto& [values, scale] = weight;
+  check(values.defined() && values.dtype() == DType::i8 && values.rank() == 2,
+        "PackedWeight: the weight must be i8 [N, K], got {} {}", values.dtype(), values.shape());
+  const TapePause pause;
+  const Tensor w = transposed ? transpose(values, 0, 1) : values;
+  check(w.size(1) <= kMostInputs, "PackedWeight: an int8 weight has at most {} inputs, got {}",
+        kMostInputs, w.size(1));
+  check(scale.defined() && scale.dtype() == DType::f32 && scale.rank() == 2,
+        "PackedWeight: the scale of an int8 weight must be f32 [N, groups], got {} {}",
+        scale.dtype(), scale.shape());
+  const Tensor s = transposed ? transpose(scale, 0, 1) : scale;
+  check(s.size(0) == w.size(0) && quantized_group(w.size(1), s.size(1)) > 0,
+        "PackedWeight: the scale {} does not fit the weight {}", scale.shape(), values.shape());
+  packed_ = backend(values.device()).pack_int8(w, s);
 }
 
 Tensor linear(const Tensor& x, const PackedWeight& weight, const Tensor& bias,

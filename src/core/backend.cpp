@@ -1,0 +1,19 @@
+#include "core/backend.h"
+
+#include "core/check.h"
+
+namespace qkv {
+
+std::shared_ptr<const Packed> Backend::pack_int8(const Tensor& weight, const Tensor&) {
+  fail("PackedWeight: {} has no products of int8; load the weights as bf16", weight.device());
+}
+
+void Backend::quantize(const Tensor& x, std::int64_t, Tensor&, Tensor&) {
+  fail("quantize: {} has no int8", x.device());
+}
+
+void Backend::dequantize(const Tensor& values, const Tensor&, std::int64_t, Tensor&) {
+  fail("dequantize: {} has no int8", values.device());
+}
+
+}  // namespace qkv

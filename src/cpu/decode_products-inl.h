@@ -1,0 +1,146 @@
+// The products of a decode by vectors of f32: a few query rows against keys and values of any
+// dtype, read where they lie. Per-target code: included once per SIMD target.
+#if defined(QKV_CPU_DECODE_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef QKV_CPU_DECODE_PRODUCTS_INL_H_
+#undef QKV_CPU_DECODE_PRODUCTS_INL_H_
+#else
+#define QKV_CPU_DECODE_PRODUCTS_INL_H_
+#endif
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/rows-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace qkv::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class T>
+HWY_INLINE auto load_wide(const T* from) {
+  const hn::ScalableTag<float> d;
+  if constexpr (std::is_same_v<T, float>) {
+    return hn::LoadU(d, from);
+  } else if constexpr (std::is_same_v<T, std::int8_t>) {
+    const hn::Rebind<std::int8_t, decltype(d)> d8;
+    const hn::RebindToSigned<decltype(d)> di;
+    return hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, from)));
+  } else if constexpr (std::is_same_v<T, f16> && !kHalfByInstruction) {
+    HWY_ALIGN float wide[hn::MaxLanes(d)];
+    for (std::size_t i = 0; i < hn::Lanes(d); ++i) wide[i] = static_cast<float>(from[i]);
+    return hn::Load(d, wide);
+  } else {
+    using Lane = std::conditional_t<std::is_same_v<T, bf16>, hwy::bfloat16_t, hwy::float16_t>;
+    const hn::Rebind<Lane, decltype(d)> narrow;
+    return hn::PromoteTo(d, hn::LoadU(narrow, reinterpret_cast<const Lane*>(from)));
+  }
+}
+
+// scores[i][j] = q_i . k_j for kRows rows and two keys: the keys are read once for all rows.
+template <int kRows, class T>
+HWY_INLINE void score_two_keys(const float* q, std::int64_t q_stride, const T* k0, const T* k1,
+                               std::int64_t depth, float* scores, std::int64_t stride) {
+  const hn::ScalableTag<float> d;
+  using V = hn::Vec<decltype(d)>;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  V sum0[kRows], sum1[kRows];
+  HWY_UNROLL(8)
+  for (int i = 0; i < kRows; ++i) sum0[i] = sum1[i] = hn::Zero(d);
+  std::int64_t c = 0;
+  for (; c + lanes <= depth; c += lanes) {
+    const V x0 = load_wide(k0 + c), x1 = load_wide(k1 + c);
+    HWY_UNROLL(8)
+    for (int i = 0; i < kRows; ++i) {
+      const V y = hn::LoadU(d, q + i * q_stride + c);
+      sum0[i] = hn::MulAdd(y, x0, sum0[i]);
+      sum1[i] = hn::MulAdd(y, x1, sum1[i]);
+    }
+  }
+  HWY_UNROLL(8)
+  for (int i = 0; i < kRows; ++i) {
+    float a = hn::GetLane(hn::SumOfLanes(d, sum0[i])), b = hn::GetLane(hn::SumOfLanes(d, sum1[i]));
+    for (std::int64_t rest = c; rest < depth; ++rest) {
+      a += q[i * q_stride + rest] * static_cast<float>(k0[rest]);
+      b += q[i * q_stride + rest] * static_cast<float>(k1[rest]);
+    }
+    scores[i * stride] = a;
+    scores[i * stride + 1] = b;
+  }
+}
+
+template <int kRows, class T>
+void score_keys(const float* q, std::int64_t q_stride, const Rows& keys, std::int64_t count,
+                std::int64_t depth, float* scores, std::int64_t stride) {
+  for (std::int64_t j = 0; j < count; j += 2) {
+    const auto* first = reinterpret_cast<const T*>(keys.row(j));
+    // The second of an odd last pair is the first again; its score lands in the padding.
+    const auto* second = j + 1 < count ? reinterpret_cast<const T*>(keys.row(j + 1)) : first;
+    score_two_keys<kRows>(q, q_stride, first, second, depth, scores + j, stride);
+  }
+}
+
+// sums[i][..] = sum over j of p[i][j] v[j][..], a few vectors of columns at a time.
+template <int kRows, class T>
+void sum_values(const float* p, std::int64_t stride, const Rows& values, std::int64_t count,
+                std::int64_t size, float* sums, std::int64_t sums_stride) {
+  const hn::ScalableTag<float> d;
+  using V = hn::Vec<decltype(d)>;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  constexpr int kVectors = kRows > 4 ? 2 : 4;
+  std::int64_t c = 0;
+  for (; c + kVectors * lanes <= size; c += kVectors * lanes) {
+    V sum[kRows][kVectors];
+    HWY_UNROLL(8)
+    for (int i = 0; i < kRows; ++i) {
+      HWY_UNROLL(4)
+      for (int v = 0; v < kVectors; ++v) sum[i][v] = hn::Zero(d);
+    }
+    for (std::int64_t j = 0; j < count; ++j) {
+      const auto* row = reinterpret_cast<const T*>(values.row(j)) + c;
+      V x[kVectors];
+      HWY_UNROLL(4)
+      for (int v = 0; v < kVectors; ++v) x[v] = load_wide(row + v * lanes);
+      HWY_UNROLL(8)
+      for (int i = 0; i < kRows; ++i) {
+        const V weight = hn::Set(d, p[i * stride + j]);
+        HWY_UNROLL(4)
+        for (int v = 0; v < kVectors; ++v) sum[i][v] = hn::MulAdd(weight, x[v], sum[i][v]);
+      }
+    }
+    for (int i = 0; i < kRows; ++i) {
+      for (int v = 0; v < kVectors; ++v) {
+        hn::StoreU(sum[i][v], d, sums + i * sums_stride + c + v * lanes);
+      }
+    }
+  }
+  for (; c < size; ++c) {
+    for (int i = 0; i < kRows; ++i) {
+      float sum = 0;
+      for (std::int64_t j = 0; j < count; ++j) {
+        sum += p[i * stride + j] * static_cast<float>(reinterpret_cast<const T*>(values.row(j))[c]);
+      }
+      sums[i * sums_stride + c] = sum;
+    }
+  }
+}
+
+// Calls body with the number of rows as a constant.
+template <class Body>
+void with_rows(std::int64_t rows, Body body) {
+  switch (rows) {
+    case 1: return body(std::integral_constant<int, 1>());
+    case 2: return body(std::integral_constant<int, 2>());
+    case 3: return body(std::integral_constant<int, 3>());
+    case 4: return body(std::integral_constant<int, 4>());
+    case 5: return body(std::integral_constant<int, 5>());
+    case 6: return body(std::integral_constant<int, 6>());
+    case 7: return body(std::integral_constant<int, 7>());
+    default: return body(std::integral_constant<int, 8>());
+  }
+}
+
+}  // namespace qkv::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
