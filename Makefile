@@ -53,6 +53,8 @@ fuzz: deps ## let the fuzzers of tests/fuzz run for FUZZ_SECONDS each (needs cla
 	$(call configure_and_build,fuzz)
 	build/fuzz/bin/safetensors_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096
 	build/fuzz/bin/config_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096
+	build/fuzz/bin/tokenizer_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096
+	build/fuzz/bin/sentencepiece_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096
 
 cuda: deps ## compile the library with CUDA (needs nvcc)
 	cmake --preset cuda

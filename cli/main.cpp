@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
     qkv::cli::add_verify(app, job);
     qkv::cli::add_inspect(app, job);
     qkv::cli::add_tokenize(app, job);
+    qkv::cli::add_tokenizer(app, job);
     qkv::cli::add_info(app, job);
     app.parse(argc, argv);
     job();
