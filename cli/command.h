@@ -14,7 +14,7 @@ namespace qkv::cli {
 using Job = std::function<void()>;  // throws Error when it fails
 
 void add_bench(CLI::App& app, Job& job);
-void add_bench_model(CLI::App& bench, Job& job);  // a subcommand of bench
+void add_bench_model(CLI::App& bench, Job& job);      // a subcommand of bench
 void add_bench_tokenizer(CLI::App& bench, Job& job);  // likewise
 void add_classify(CLI::App& app, Job& job);
 void add_completion(CLI::App& app, Job& job);
@@ -27,6 +27,7 @@ void add_inspect(CLI::App& app, Job& job);
 void add_quantize(CLI::App& app, Job& job);
 void add_study(CLI::App& app, Job& job);
 void add_tokenize(CLI::App& app, Job& job);
+void add_tokenizer(CLI::App& app, Job& job);
 void add_verify(CLI::App& app, Job& job);
 
 // Options that every subcommand has.

@@ -25,6 +25,7 @@ void add_commands(CLI::App& app, qkv::cli::Job& job) {
   qkv::cli::add_verify(app, job);
   qkv::cli::add_inspect(app, job);
   qkv::cli::add_tokenize(app, job);
+  qkv::cli::add_tokenizer(app, job);
   qkv::cli::add_quantize(app, job);
   qkv::cli::add_info(app, job);
   qkv::cli::add_help(app, job);

@@ -125,6 +125,23 @@ TEST(Tokenizer, LongWordsAreNotQuadratic) {
   EXPECT_EQ(tokenizer.encode(text).size(), text.size());
 }
 
+TEST(Tokenizer, TrainedTwiceIsTheSame) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.path("text");
+  std::ofstream(path) << "low lower lowest\nnew newer newest low low \xFF\n";
+  const TokenizerTraining training{.size = 270, .special_tokens = {"<s>"}, .on_progress = {}};
+  const Tokenizer first = train_tokenizer({path}, training);
+  const Tokenizer second = train_tokenizer({path}, training);
+  EXPECT_EQ(first.id("<s>"), 0);
+  EXPECT_GT(first.size(), 258);  // it merged something
+  const std::string text = "the lowest of the new\n\xE4\xBD\xA0<s>";
+  const auto ids = first.encode(text);
+  EXPECT_EQ(ids, second.encode(text));
+  EXPECT_EQ(first.decode(ids, {.skip_special = false}), text);
+  EXPECT_ERROR("size", train_tokenizer({path}, {.size = 100, .on_progress = {}}));
+  EXPECT_ERROR("nowhere", train_tokenizer({"nowhere"}, {.size = 300, .on_progress = {}}));
+}
+
 TEST(Tokenizer, TruncatedFilesAreErrors) {
   const std::string text = small_json();
   for (std::size_t size = 0; size < text.size(); size += 7) {

@@ -78,6 +78,20 @@ std::string gpt2_settings(const VocabularyEntries& vocabulary) {
       .dump();
 }
 
+std::string trained_bpe_settings(const std::vector<std::string>& special_tokens) {
+  Json settings = Json::parse(gpt2_settings({}));
+  for (std::size_t id = 0; id < special_tokens.size(); ++id) {
+    settings["added_tokens"].push_back({{"id", id},
+                                        {"content", special_tokens[id]},
+                                        {"single_word", false},
+                                        {"lstrip", false},
+                                        {"rstrip", false},
+                                        {"normalized", false},
+                                        {"special", true}});
+  }
+  return settings.dump();
+}
+
 std::string bert_settings(const VocabularyEntries& vocabulary) {
   // A vocabulary that has an upper-case word beside the special ones in brackets keeps case.
   const bool cased = std::ranges::any_of(vocabulary, [](const TokenizerFile::Entry& entry) {

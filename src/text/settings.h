@@ -12,6 +12,8 @@ using VocabularyEntries = std::vector<TokenizerFile::Entry>;
 
 // For vocab.json and merges.txt: those of GPT-2; of RoBERTa, when it has that one's special tokens.
 std::string gpt2_settings(const VocabularyEntries& vocabulary);
+// For a byte-level BPE tokenizer trained here; special tokens have the first ids.
+std::string trained_bpe_settings(const std::vector<std::string>& special_tokens);
 // For vocab.txt: those of BERT, which takes case away unless a token has it.
 std::string bert_settings(const VocabularyEntries& vocabulary);
 
