@@ -14,6 +14,7 @@ void add_bench(CLI::App& app, Job& job);
 void add_bench_model(CLI::App& bench, Job& job);  // a subcommand of bench
 void add_info(CLI::App& app, Job& job);
 void add_inspect(CLI::App& app, Job& job);
+void add_perplexity(CLI::App& app, Job& job);
 void add_quantize(CLI::App& app, Job& job);
 void add_study(CLI::App& app, Job& job);
 void add_tokenize(CLI::App& app, Job& job);

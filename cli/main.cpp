@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
   qkv::cli::Job job;
   try {
     qkv::cli::add_bench(app, job);
+    qkv::cli::add_perplexity(app, job);
     qkv::cli::add_quantize(app, job);
     qkv::cli::add_study(app, job);
     qkv::cli::add_verify(app, job);
