@@ -143,7 +143,9 @@ class Graph:
         from onnxruntime.quantization import QuantType, quantize_dynamic
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "int8.onnx"
-            quantize_dynamic(self.model(), path, weight_type=QuantType.QInt8, per_channel=True)
+            # Its own operators have no shape inference: say what their results are.
+            quantize_dynamic(self.model(), path, weight_type=QuantType.QInt8, per_channel=True,
+                             extra_options={"DefaultTensorType": self.onnx.TensorProto.FLOAT})
             return self.onnx.load(path)
 
     def session(self, ort, threads, way):

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 struct QuantizeOptions {
   Common common;
   std::string from, to, dtype = "i8";
-  std::int64_t group = 64;
+  std::int64_t group = 32;
 };
 
 struct Rounded {
@@ -142,7 +142,7 @@ void run_quantize(const QuantizeOptions& o) {
 void add_quantize(CLI::App& app, Job& job) {
   CLI::App* command = app.add_subcommand("quantize", "Write a model folder with int8 weights");
   command->footer(examples("qkv quantize path/to/model path/to/model-i8",
-                           "qkv quantize path/to/model out --group 32 --json"));
+                           "qkv quantize path/to/model out --group 64 --json"));
   const auto o = std::make_shared<QuantizeOptions>();
   o->common.add_to(*command);
   command->add_option("from", o->from, "A model folder")->required()->type_name("DIR");

@@ -163,6 +163,7 @@ class Verification {
     if (narrow() && !name.starts_with("gen.greedy")) return;
     // Random weights make near ties: only trained models are held to tokens in 16 bits.
     if (narrow() && has("grad.")) return;
+    if (dtype_ == DType::i8) return;  // nor any in int8: after one near tie comes another text
     report_.compare_tokens(name, got, expected, narrow() ? kBf16Tokens : 0);
   }
 

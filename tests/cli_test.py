@@ -76,11 +76,52 @@ class BenchModel(unittest.TestCase):
         self.assertIn("bert-base", run.stderr)
 
 
+class Quantize(unittest.TestCase):
+    def test_writes_a_folder_that_loads_and_verifies(self):
+        golden = os.path.join(GOLDENS, "gpt2")
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "int8")
+            run = qkv("quantize", golden, out, "--group", "32", "--json")
+            self.assertEqual(run.returncode, 0, run.stderr)
+            report = json.loads(run.stdout)
+            self.assertLess(report["bytes_after"], report["bytes_before"] / 2)
+            for tensor in report["tensors"]:
+                self.assertLess(tensor["relative_error"], 0.01, tensor["name"])
+            shutil.copy(os.path.join(golden, "expected.safetensors"), out)
+            run = qkv("verify", out)
+            self.assertEqual(run.returncode, 0, run.stdout)
+            self.assertEqual(qkv("inspect", out).returncode, 0)
+            again = qkv("quantize", out, os.path.join(folder, "again"))
+            self.assertEqual(again.returncode, 1)
+            self.assertIn("int8 already", again.stderr)
+            self.assertIn("the same folder", qkv("quantize", out, out).stderr)
+
+    def test_what_lies_beside_the_weights_is_copied(self):
+        with tempfile.TemporaryDirectory() as folder:
+            source, out = os.path.join(folder, "from"), os.path.join(folder, "to")
+            shutil.copytree(os.path.join(GOLDENS, "llama"), source)
+            with open(os.path.join(source, "tokenizer.json"), "w", encoding="utf-8") as file:
+                file.write("{}")
+            report = json.loads(qkv("quantize", source, out, "--json").stdout)
+            self.assertEqual(report["copied"], ["tokenizer.json"])
+            self.assertEqual(sorted(os.listdir(out)),
+                             ["config.json", "model.safetensors", "tokenizer.json"])
+
+    def test_timed_as_int8(self):
+        config = os.path.join(GOLDENS, "llama", "config.json")
+        report = json.loads(qkv("bench", "model", config, "--dtype", "i8", "--kv-dtype", "i8",
+                                "--tokens", "8", "--decode", "4", "--repeat", "2",
+                                "--json").stdout)
+        self.assertEqual(report["dtype"], "i8")
+        self.assertGreater(report["decode_ms"], 0)
+
+
 class Usage(unittest.TestCase):
     def test_help_has_two_examples(self):
         for command in ([], ["bench"], ["bench", "attention"], ["bench", "model"], ["study"],
                         ["study", "scale"], ["inspect"], ["verify"], ["info"], ["help"],
-                        ["completion"], ["generate"], ["encode"], ["fill"], ["classify"]):
+                        ["completion"], ["generate"], ["encode"], ["fill"], ["classify"],
+                        ["quantize"], ["perplexity"]):
             run = qkv(*command, "--help")
             self.assertEqual(run.returncode, 0, command)
             examples = run.stdout.split("Examples:\n")[1].strip().splitlines()

@@ -11,6 +11,7 @@
 #include "qkv/error.h"
 #include "qkv/generate.h"
 #include "qkv/models/model.h"
+#include "qkv/models/perplexity.h"
 #include "qkv/nn.h"
 #include "qkv/ops.h"
 #include "qkv/optim.h"

@@ -152,16 +152,11 @@ void multiply_dot(const Int8Block& p) {
 
 // --- AMX ---
 
-// The 8 tiles: 0 to 3 sum, 4 and 5 hold A, 6 and 7 hold B. Groups of 32 fill half a tile of depth.
+// The 8 tiles: 0 to 3 sum, 4 and 5 hold A, 6 and 7 hold B.
 constexpr TileConfig kTiles;
-constexpr TileConfig kHalfTiles{
-    1, 0, {}, {64, 64, 64, 64, 32, 32, 64, 64}, {16, 16, 16, 16, 16, 16, 8, 8}};
+constexpr std::int64_t kTileDepth = 64;
 
-std::int64_t tile_depth(const Int8Depth& size) { return size.group == 32 ? 32 : 64; }
-
-QKV_AMX_INT8 void begin_tiles(const Int8Depth& size) {
-  _tile_loadconfig(tile_depth(size) == 32 ? &kHalfTiles : &kTiles);
-}
+QKV_AMX_INT8 void begin_tiles(const Int8Depth&) { _tile_loadconfig(&kTiles); }
 QKV_AMX_INT8 void end_tiles() { _tile_release(); }
 
 // The whole numbers of one group to its share of C. `sums` are rows of 16 by tile.
@@ -191,14 +186,13 @@ template <bool kTwoRows, bool kTwoColumns>
 QKV_AMX_INT8 void tile_block(const Int8Block& p) {
   alignas(64) std::int32_t sums[32 * 32];
   constexpr std::int64_t kBytes = 32 * sizeof(std::int32_t);
-  const std::int64_t step = tile_depth(p.size);
   for (std::int64_t g = 0; g < p.size.groups; ++g) {
     _tile_zero(0);
     if (kTwoColumns) _tile_zero(1);
     if (kTwoRows) _tile_zero(2);
     if (kTwoRows && kTwoColumns) _tile_zero(3);
     const std::int64_t end = std::min(p.size.depth, (g + 1) * p.size.group);
-    for (std::int64_t k = g * p.size.group; k < end; k += step) {
+    for (std::int64_t k = g * p.size.group; k < end; k += kTileDepth) {
       _tile_loadd(4, p.a + k, p.a_stride);
       _tile_loadd(6, p.b + k * kPanel, 64);
       _tile_dpbsud(0, 4, 6);
@@ -226,9 +220,9 @@ QKV_AMX_INT8 void tile_row(const Int8Block& p) {
   constexpr std::int64_t kAhead = 4096;
   alignas(64) std::int32_t sums[16 * 64];
   constexpr std::int64_t kBytes = 64 * sizeof(std::int32_t);
-  const std::int64_t step = tile_depth(p.size);
-  const auto fetch = [&](const std::byte* tile) {
-    for (std::int64_t i = 0; i < step * kPanel; i += 64) __builtin_prefetch(tile + kAhead + i);
+  const auto fetch = [](const std::byte* tile) {
+    for (std::int64_t i = 0; i < kTileDepth * kPanel; i += 64)
+      __builtin_prefetch(tile + kAhead + i);
   };
   for (std::int64_t g = 0; g < p.size.groups; ++g) {
     _tile_zero(0);
@@ -236,7 +230,7 @@ QKV_AMX_INT8 void tile_row(const Int8Block& p) {
     _tile_zero(2);
     _tile_zero(3);
     const std::int64_t end = std::min(p.size.depth, (g + 1) * p.size.group);
-    for (std::int64_t k = g * p.size.group; k < end; k += step) {
+    for (std::int64_t k = g * p.size.group; k < end; k += kTileDepth) {
       const std::byte* b = p.b + k * kPanel;
       for (int stream = 0; stream < 4; ++stream) fetch(b + stream * p.panel_bytes);
       _tile_loadd(4, p.a + k, p.a_stride);
@@ -259,7 +253,8 @@ QKV_AMX_INT8 void tile_row(const Int8Block& p) {
 
 void multiply_tiles(const Int8Block& p) {
   constexpr std::int64_t kFewRows = 4;  // a tile has 16, whether they are needed or not
-  if (p.rows <= kFewRows) return multiply_dot(p);
+  // Groups of 32 would fill half a tile, and to add their sums to C would take longer than these.
+  if (p.rows <= kFewRows || p.size.group < kTileDepth) return multiply_dot(p);
   std::int64_t j = 0;
   for (; p.rows <= 16 && j + 64 <= p.columns; j += 64) tile_row(part_of(p, 0, j));
   for (; j < p.columns; j += 32) {
