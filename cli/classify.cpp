@@ -56,7 +56,7 @@ void print(const ClassifyCommand& c, const ModelInfo& info, const std::vector<st
 
 void run_classify(const ClassifyCommand& c) {
   c.common.apply();
-  const std::unique_ptr<Model> model = open_model(c.model, Task::classify);
+  const std::unique_ptr<Model> model = open_model(c.model, Task::classify, c.common);
   const Tokenizer tokenizer =
       open_tokenizer(c.model.folder, "put the model's tokenizer beside its weights");
   const std::vector<std::string> texts =

@@ -80,7 +80,7 @@ void take_vectors(const EncodeCommand& c, const TextBatch& batch, Vectors& vecto
 }
 
 Vectors encode(const EncodeCommand& c, const std::vector<std::string>& texts) {
-  const std::unique_ptr<Model> model = open_model(c.model, Task::encode);
+  const std::unique_ptr<Model> model = open_model(c.model, Task::encode, c.common);
   const Tokenizer tokenizer =
       open_tokenizer(c.model.folder, "put the model's tokenizer beside its weights");
   Vectors vectors;

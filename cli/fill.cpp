@@ -98,7 +98,7 @@ ordered_json to_json(const std::string& text, const std::vector<Gap>& gaps) {
 
 void run_fill(const FillCommand& c) {
   c.common.apply();
-  const std::unique_ptr<Model> model = open_model(c.model, Task::fill);
+  const std::unique_ptr<Model> model = open_model(c.model, Task::fill, c.common);
   const Tokenizer tokenizer =
       open_tokenizer(c.model.folder, "put the model's tokenizer beside its weights");
   check(tokenizer.mask_id().has_value(), "{}: its tokenizer has no mask token ({})", c.model.folder,

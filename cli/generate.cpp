@@ -24,7 +24,7 @@ struct GenerateCommand {
   Common common;
   ModelOptions model;
   GenerateOptions options;
-  std::string prompt;
+  std::string prompt, kv_dtype;
   std::vector<std::string> stops;
   std::size_t batch = 8;
   bool has_prompt = false, ids = false, lines = false, echo = false, quiet = false;
@@ -118,9 +118,11 @@ void reply_to_lines(const GenerateCommand& c, Replier& replier) {
 
 void run_generate(const GenerateCommand& c) {
   c.common.apply();
-  const std::unique_ptr<Model> model = open_model(c.model, Task::generate);
+  const std::unique_ptr<Model> model = open_model(c.model, Task::generate, c.common);
   const std::unique_ptr<Codec> codec = make_codec(c.model.folder, model->info(), c.ids);
-  Replier replier(*model, *codec, c.options, c.stops);
+  GenerateOptions options = c.options;
+  if (!c.kv_dtype.empty()) options.kv_dtype = dtype_from_string(c.kv_dtype);
+  Replier replier(*model, *codec, options, c.stops);
   if (c.lines) {
     reply_to_lines(c, replier);
   } else {
@@ -176,6 +178,8 @@ void add_generate(CLI::App& app, Job& job) {
                    "End before this text, or after this special token; may be repeated")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command->add_option("--kv-dtype", c->kv_dtype, "Of the cache: bf16 or i8 (default: as computed)")
+      ->check(CLI::IsMember({"bf16", "i8"}));
   command->add_flag("--ids", c->ids, "Prompt and reply are token ids: no tokenizer needed");
   command->add_flag("--lines", c->lines, "Every line of standard input is a prompt of its own");
   command->add_option("--batch", c->batch, "Lines to answer at once")

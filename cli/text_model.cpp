@@ -52,12 +52,13 @@ void ModelOptions::add_to(CLI::App& command) {
       ->required()
       ->type_name("DIR");
   command.add_option("--dtype", dtype, "Convert the weights first (default: as stored)")
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "i8"}));
 }
 
-std::unique_ptr<Model> open_model(const ModelOptions& options, Task task) {
+std::unique_ptr<Model> open_model(const ModelOptions& options, Task task, const Common& common) {
   check_folder(options.folder);
   LoadOptions load;
+  load.device = common.chosen_device();
   if (!options.dtype.empty()) load.dtype = dtype_from_string(options.dtype);
   std::unique_ptr<Model> model;
   {

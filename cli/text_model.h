@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "command.h"
 #include "qkv/models/model.h"
 #include "qkv/tokenizer.h"
 
@@ -29,7 +30,7 @@ struct ModelOptions {
 
 // Error when the folder is not there, or holds a model that cannot do the task; it names the
 // command that can.
-std::unique_ptr<Model> open_model(const ModelOptions& options, Task task);
+std::unique_ptr<Model> open_model(const ModelOptions& options, Task task, const Common& common);
 
 // Error when the folder has no tokenizer, ending in the `remedy`.
 Tokenizer open_tokenizer(const std::string& folder, const std::string& remedy);
