@@ -11,9 +11,9 @@ struct Entry {
   std::size_t size;
 };
 constexpr Entry kEntries[] = {
-    {DType::f32, "f32", 4},      {DType::bf16, "bf16", 2}, {DType::f16, "f16", 2},
-    {DType::i32, "i32", 4},      {DType::i64, "i64", 8},   {DType::i8, "i8", 1},
-    {DType::u8, "u8", 1},        {DType::boolean, "bool", 1},
+    {DType::f32, "f32", 4}, {DType::bf16, "bf16", 2},    {DType::f16, "f16", 2},
+    {DType::i32, "i32", 4}, {DType::i64, "i64", 8},      {DType::i8, "i8", 1},
+    {DType::u8, "u8", 1},   {DType::boolean, "bool", 1},
 };
 
 const Entry& entry(DType dtype) { return kEntries[static_cast<std::size_t>(dtype)]; }
