@@ -1,5 +1,6 @@
-// Gradients by blocks of 128 keys (64 for large heads). A persistent block holds K and V of its keys and walks over the
-// query rows that see any of them; dK and dV stay in registers, dQ is added up in memory.
+// Gradients by blocks of 128 keys (64 for large heads). A persistent block holds K and V of its
+// keys and walks over the query rows that see any of them; dK and dV stay in registers, dQ is added
+// up in memory.
 //
 //   warp 0, one lane   draws Works (a block of keys), copies K, V, and per step Q, dO and the rows'
 //                      log-sum-exp and r
@@ -16,8 +17,8 @@
 // With D = 256 the sums dK and dV of 64 keys fill two warpgroups' registers: both then work on the
 // same 64 keys, make the same S^T and dP^T, and own half of the columns of dK and dV each.
 //
-// Products run beside arithmetic: dP^T beside the exponentials, dV beside dS^T, dK beside the way of
-// dQ to memory.
+// Products run beside arithmetic: dP^T beside the exponentials, dV beside dS^T, dK beside the way
+// of dQ to memory.
 #include "cuda/attention_backward_sm90.h"
 
 #include <algorithm>
@@ -427,8 +428,8 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         float* const to = shared.dq[dq_turn.stage];
 #pragma unroll
         for (int n = 0; n < S::ColumnsOfDq / 8; ++n)
-          *reinterpret_cast<float4*>(
-              to + dq_index<S>(S::DqPieces == 2 ? 0 : consumer, n, thread)) = {
+          *reinterpret_cast<float4*>(to +
+                                     dq_index<S>(S::DqPieces == 2 ? 0 : consumer, n, thread)) = {
               dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]};
         fence_async_proxy();
         __syncwarp();
@@ -457,8 +458,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       const int key = warp_key + lane / 4 + 8 * r;
       const bool present = key < work.keys;
       const auto row = [&](void* data, const Sm90Strides& strides) {
-        return static_cast<T*>(data) + work.k_batch * strides.batch +
-               work.key_head * strides.head +
+        return static_cast<T*>(data) + work.k_batch * strides.batch + work.key_head * strides.head +
                std::int64_t(work.k_start + key0 + key) * strides.row + column0;
       };
       store_row(row(p.dk, p.dk_strides), present, p.head_size - column0, dk, r, p.scale, false);
@@ -501,7 +501,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// ---- Before and after ----------------------------------------------------------------------------
+// ---- Before and after
+// ----------------------------------------------------------------------------
 
 struct RowParams {
   const void *dout, *out;
@@ -572,8 +573,8 @@ __global__ void find_tainted_kernel(const T* data, Sm90Strides strides, int head
   bool finite = true;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rows * vectors;
        i += gridDim.x * blockDim.x)
-    finite &= all_finite<T>(*reinterpret_cast<const uint4*>(
-        from + i / vectors * strides.row + i % vectors * 8));
+    finite &= all_finite<T>(
+        *reinterpret_cast<const uint4*>(from + i / vectors * strides.row + i % vectors * 8));
   if (!finite) *tainted = 1;
 }
 
@@ -584,14 +585,12 @@ __global__ void finish_dq_kernel(const RowParams p) {
   const int pair = blockIdx.y, step = blockIdx.x, index = pair / p.heads, head = pair % p.heads;
   const Sm90Sequence sequence = p.sequence(index);
   if (step * S::Rows >= sequence.q_rows) return;
-  const float* const sums =
-      p.sums + (std::int64_t(pair) * p.padded_rows + step * S::Rows) * S::D;
+  const float* const sums = p.sums + (std::int64_t(pair) * p.padded_rows + step * S::Rows) * S::D;
   const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
   float dq[S::ColumnsOfDq / 2];
 #pragma unroll
   for (int i = 0; i < S::ColumnsOfDq / 8; ++i) {
-    const float4 found =
-        *reinterpret_cast<const float4*>(sums + dq_index<S>(consumer, i, thread));
+    const float4 found = *reinterpret_cast<const float4*>(sums + dq_index<S>(consumer, i, thread));
     dq[4 * i] = found.x;
     dq[4 * i + 1] = found.y;
     dq[4 * i + 2] = found.z;
@@ -600,8 +599,8 @@ __global__ void finish_dq_kernel(const RowParams p) {
   const int column0 = S::SplitRows ? 0 : consumer * S::ColumnsOfDq;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = step * S::Rows + (S::SplitRows ? 64 * consumer : 0) + thread / 32 * 16 +
-                    lane / 4 + 8 * r;
+    const int row =
+        step * S::Rows + (S::SplitRows ? 64 * consumer : 0) + thread / 32 * 16 + lane / 4 + 8 * r;
     T* const to = static_cast<T*>(p.dq) + sequence.q_batch * p.dq_strides.batch +
                   head * p.dq_strides.head +
                   std::int64_t(sequence.q_start + row) * p.dq_strides.row + column0;
@@ -671,8 +670,8 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   rows.padded_rows = int(space.padded_rows);
   rows.scale = f.scale;
   if (space.pairs * space.padded_rows > 0)
-    row_terms_kernel<T><<<dim3(unsigned(space.padded_rows / 32), unsigned(space.pairs)), 256, 0,
-                          stream>>>(rows);
+    row_terms_kernel<T>
+        <<<dim3(unsigned(space.padded_rows / 32), unsigned(space.pairs)), 256, 0, stream>>>(rows);
 
   const bool masked = f.left >= 0 || f.right >= 0 || f.sequences ||
                       f.all_alike.k_visible < f.k_rows || f.all_alike.q_seeing < f.q_rows;
@@ -681,8 +680,7 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
                           std::int64_t heads, std::int64_t extent) {
       if (batches * heads * extent == 0) return;
       const int vectors = int(f.head_size / 8);
-      const unsigned blocks =
-          unsigned(std::clamp<std::int64_t>(extent * vectors / 2048, 1, 64));
+      const unsigned blocks = unsigned(std::clamp<std::int64_t>(extent * vectors / 2048, 1, 64));
       find_tainted_kernel<T><<<dim3(blocks, unsigned(batches * heads)), 256, 0, stream>>>(
           static_cast<const T*>(data), strides, int(heads), int(extent), vectors, tainted);
     };
@@ -736,8 +734,9 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
     kernel<<<std::min(p.works, multiprocessors()), kThreads, Bytes, stream>>>(p);
   }
   if (space.pairs * space.padded_rows > 0)
-    finish_dq_kernel<S><<<dim3(unsigned(space.padded_rows / S::Rows), unsigned(space.pairs)), 256,
-                          0, stream>>>(rows);
+    finish_dq_kernel<S>
+        <<<dim3(unsigned(space.padded_rows / S::Rows), unsigned(space.pairs)), 256, 0, stream>>>(
+            rows);
   check_status(cudaGetLastError());
   return tainted;
 }

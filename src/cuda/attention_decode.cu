@@ -58,7 +58,7 @@ struct alignas(1024) Shared {
   };
   union {
     Stage stages[kWarps][S::Stages];
-    float out[kWarps][kRows][S::D];          // once all tiles are done
+    float out[kWarps][kRows][S::D];        // once all tiles are done
     float2 block_part[kRows][kMostParts];  // weight and sum, once all blocks are done
   };
   float2 row_part[kRows][kWarps];  // maximum and sum
@@ -193,6 +193,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const KeyRange all = unit.sight.of_all(unit.query(p, 0), unit.query(p, unit.rows - 1));
 
   OnlineSoftmax softmax;
+  NoWatch watch;
   float o[S::D / 2] = {};
   Turn<S::Stages> turn;
   __syncwarp();
@@ -208,8 +209,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 #pragma unroll
       for (int n = 0; n < S::Keys; n += 16) {
         std::uint32_t b[4];
-        load_matrices(b, keys + swizzled(S::Keys, n + lane % 8 + lane / 16 * 8,
-                                         2 * i + lane / 8 % 2));
+        load_matrices(b,
+                      keys + swizzled(S::Keys, n + lane % 8 + lane / 16 * 8, 2 * i + lane / 8 % 2));
         mma<T>(s + n / 2, q[i], b[0], b[1]);
         mma<T>(s + n / 2 + 4, q[i], b[2], b[3]);
       }
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       tainted = clean<S>(stage.v, some.end - key0);
     }
     float factor[2];
-    if (softmax.step(s, p.scale, factor)) {
+    if (softmax.step(s, p.scale, factor, watch)) {
 #pragma unroll
       for (int i = 0; i < S::D / 2; ++i) o[i] *= factor[i / 2 % 2];
     }
@@ -235,8 +236,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 #pragma unroll
       for (int n = 0; n < S::D; n += 16) {
         std::uint32_t b[4];
-        load_matrices_transposed(
-            b, values + swizzled(S::Keys, 16 * i + lane % 16, n / 8 + lane / 16));
+        load_matrices_transposed(b,
+                                 values + swizzled(S::Keys, 16 * i + lane % 16, n / 8 + lane / 16));
         mma<T>(o + n / 2, weights[i], b[0], b[1]);
         mma<T>(o + n / 2 + 4, weights[i], b[2], b[3]);
       }
@@ -251,8 +252,7 @@ __global__ void __launch_bounds__(32 * kWarps)
           const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
           const KeyRange range = seen[i / 2 % 2];
           if (column >= p.head_size || key < range.begin || key >= range.end) continue;
-          const float value =
-              float(from[(unit.sequence.k_start + key) * p.v_strides.row + column]);
+          const float value = float(from[(unit.sequence.k_start + key) * p.v_strides.row + column]);
           if (!isfinite(value)) o[i] += value;
         }
       }
@@ -273,8 +273,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 #pragma unroll
   for (int i = 0; i < S::D / 2; i += 2)
-    *reinterpret_cast<float2*>(
-        &shared.out[warp][row + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2]) = {o[i], o[i + 1]};
+    *reinterpret_cast<float2*>(&shared.out[warp][row + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2]) = {
+        o[i], o[i + 1]};
   __syncthreads();
 
   const bool whole = p.parts == 1;
