@@ -22,20 +22,21 @@
 #include "cuda/attention_backward_sm90.h"
 
 #include <algorithm>
-#include <string>
 
 #include "cuda/tile/barrier.cuh"
 #include "cuda/tile/finite.cuh"
+#include "cuda/tile/launch.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/mma.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/store.cuh"
 #include "cuda/tile/tma.cuh"
 #include "cuda/tile/wgmma.cuh"
-#include "qkv/error.h"
 
 namespace qkv::cuda {
 namespace {
+
+constexpr char kName[] = "attention_backward";
 
 constexpr int kThreads = 3 * 128;
 constexpr int kConsumerRegisters = 240, kServerRegisters = 24;
@@ -610,18 +611,6 @@ __global__ void finish_dq_kernel(const RowParams p) {
 
 // ---- Host --------------------------------------------------------------------------------------
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
-void check_status(cudaError_t status) {
-  if (status != cudaSuccess)
-    throw Error(std::string("attention_backward: ") + cudaGetErrorString(status));
-}
-
 // The workspace: sums of dQ, then turns, the tainted word (these three start as 0), then terms.
 struct Workspace {
   std::int64_t pairs, padded_rows, turns;
@@ -648,7 +637,7 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   auto* const turns = reinterpret_cast<std::uint32_t*>(base + space.dq_bytes);
   std::uint32_t* const tainted = turns + space.turns;
   auto* const terms = reinterpret_cast<RowTerms*>(base + space.zero_bytes);
-  check_status(cudaMemsetAsync(base, 0, space.zero_bytes, stream));
+  check_status(cudaMemsetAsync(base, 0, space.zero_bytes, stream), kName);
 
   RowParams rows{};
   rows.dout = call.dout;
@@ -716,8 +705,8 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   p.group = int(f.heads / f.key_heads);
   p.head_size = int(f.head_size);
   p.padded_rows = int(space.padded_rows);
-  p.left = f.left < 0 ? kUnbounded : int(std::min<std::int64_t>(f.left, kUnbounded));
-  p.right = f.right < 0 ? kUnbounded : int(std::min<std::int64_t>(f.right, kUnbounded));
+  p.left = window_side(f.left);
+  p.right = window_side(f.right);
   p.key_blocks = int((call.longest_keys + S::Keys - 1) / S::Keys);
   p.works = int(f.sequence_count * f.key_heads * p.key_blocks);
   p.deterministic = call.deterministic;
@@ -730,14 +719,14 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
     constexpr int Bytes = sizeof(Shared<S>);
     static_assert(Bytes <= 227 * 1024);
     const auto kernel = attention_backward_kernel<S>;
-    check_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Bytes));
+    allow_shared_bytes(kernel, Bytes, kName);
     kernel<<<std::min(p.works, multiprocessors()), kThreads, Bytes, stream>>>(p);
   }
   if (space.pairs * space.padded_rows > 0)
     finish_dq_kernel<S>
         <<<dim3(unsigned(space.padded_rows / S::Rows), unsigned(space.pairs)), 256, 0, stream>>>(
             rows);
-  check_status(cudaGetLastError());
+  check_status(cudaGetLastError(), kName);
   return tainted;
 }
 

@@ -5,19 +5,20 @@
 #include "cuda/attention_decode.h"
 
 #include <algorithm>
-#include <string>
 
 #include "cuda/tile/barrier.cuh"
 #include "cuda/tile/finite.cuh"
+#include "cuda/tile/launch.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/mma.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/tma.cuh"
 #include "cuda/tile/wgmma.cuh"
-#include "qkv/error.h"
 
 namespace qkv::cuda {
 namespace {
+
+constexpr char kName[] = "attention_decode";
 
 constexpr int kWarps = 4;
 constexpr int kRows = 16;
@@ -359,18 +360,6 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 // ---- Host --------------------------------------------------------------------------------------
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
-void check_status(cudaError_t status) {
-  if (status != cudaSuccess)
-    throw Error(std::string("attention_decode: ") + cudaGetErrorString(status));
-}
-
 int padded(std::int64_t head_size) { return head_size <= 64 ? 64 : head_size <= 128 ? 128 : 256; }
 
 template <class S>
@@ -399,8 +388,8 @@ void launch(const Sm90Forward& call, const DecodePlan& plan, void* workspace, cu
   p.head_size = int(call.head_size);
   p.q_rows = int(call.q_rows);
   p.k_rows = int(call.k_rows);
-  p.left = call.left < 0 ? kUnbounded : int(std::min<std::int64_t>(call.left, kUnbounded));
-  p.right = call.right < 0 ? kUnbounded : int(std::min<std::int64_t>(call.right, kUnbounded));
+  p.left = window_side(call.left);
+  p.right = window_side(call.right);
   p.row_blocks = plan.row_blocks;
   p.parts = plan.parts;
   p.scale = (call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
@@ -413,9 +402,9 @@ void launch(const Sm90Forward& call, const DecodePlan& plan, void* workspace, cu
   constexpr int Bytes = sizeof(Shared<S>);
   static_assert(Bytes <= 227 * 1024);
   const auto kernel = attention_decode_kernel<S>;
-  check_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Bytes));
+  allow_shared_bytes(kernel, Bytes, kName);
   kernel<<<unsigned(blocks), 32 * kWarps, Bytes, stream>>>(p);
-  check_status(cudaGetLastError());
+  check_status(cudaGetLastError(), kName);
 }
 
 template <class T>
@@ -459,7 +448,7 @@ DecodePlan plan_decode(const Sm90Forward& call) {
 }
 
 bool decode_is_better(const Sm90Forward& call) {
-  return call.longest * (call.heads / call.key_heads) <= 64;
+  return !call.statistics && call.longest * (call.heads / call.key_heads) <= 64;
 }
 
 void attention_decode(const Sm90Forward& call, const DecodePlan& plan, void* workspace,
