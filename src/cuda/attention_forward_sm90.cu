@@ -15,20 +15,21 @@
 #include "cuda/attention_forward_sm90.h"
 
 #include <algorithm>
-#include <string>
 
 #include "cuda/tile/barrier.cuh"
 #include "cuda/tile/finite.cuh"
+#include "cuda/tile/launch.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/statistics.cuh"
 #include "cuda/tile/store.cuh"
 #include "cuda/tile/tma.cuh"
 #include "cuda/tile/wgmma.cuh"
-#include "qkv/error.h"
 
 namespace qkv::cuda {
 namespace {
+
+constexpr char kName[] = "attention_forward";
 
 // Tile sizes. Registers of a computing thread: D/2 for O, Keys/2 for S and Keys/4 for P.
 template <class Element, int HeadSize, int KeysPerTile, int Warpgroups, int StageCount,
@@ -340,9 +341,10 @@ __device__ void store_statistics(const Params& p, const Work& work, int row, Sco
     if (at < work.rows && threadIdx.x % 4 == 0) {
       const std::int64_t i = (std::int64_t(work.q_batch) * p.heads + work.head) * p.q_rows +
                              work.q_start + work.row0 + at;
-      p.statistics.entropy[i] = sees ? found[r].entropy : 0.f;
-      p.statistics.top_weight[i] = sees ? found[r].top_weight : 0.f;
-      p.statistics.top_index[i] = sees ? watch.top_key[r] : -1;
+      const Sm90Statistics& to = p.statistics;
+      if (to.entropy) to.entropy[i] = sees ? found[r].entropy : 0.f;
+      if (to.top_weight) to.top_weight[i] = sees ? found[r].top_weight : 0.f;
+      if (to.top_index) to.top_index[i] = sees ? watch.top_key[r] : -1;
     }
   }
   const WarpSums sums = sum_rows(watch, found, visible, p.scale / kLog2e);
@@ -395,6 +397,10 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     if (work.row0 < 0) return;
     OnlineSoftmax softmax;
     std::conditional_t<S::Statistics, ScoreWatch, NoWatch> watch;
+    if constexpr (S::Statistics) {
+      watch.find_moments = p.statistics.score_mean || p.statistics.score_var;
+      watch.find_key = p.statistics.top_index;
+    }
     float factor[2], lse[2];
 #pragma unroll
     for (int i = 0; i < S::D / 2; ++i) o[i] = 0;
@@ -545,27 +551,18 @@ __global__ void finish_statistics_kernel(const WarpSums* sums, int count, Sm90St
   }
   if (threadIdx.x != 0) return;
   const double seeing = fmax(rows, 1.0);
-  to.max_logit[pair] = top;
-  to.score_mean[pair] = float(mean);
-  to.score_var[pair] = float(deviation / fmax(pairs, 1.0));
-  to.entropy_mean[pair] = float(entropy / seeing);
-  to.entropy_relative[pair] = float(relative / seeing);
-  to.saturation[pair] = float(saturated / seeing);
+  const auto write = [pair](float* where, double value) {
+    if (where) where[pair] = float(value);
+  };
+  write(to.max_logit, top);
+  write(to.score_mean, mean);
+  write(to.score_var, deviation / fmax(pairs, 1.0));
+  write(to.entropy_mean, entropy / seeing);
+  write(to.entropy_relative, relative / seeing);
+  write(to.saturation, saturated / seeing);
 }
 
 // ---- Host --------------------------------------------------------------------------------------
-
-int multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
-void check_status(cudaError_t status) {
-  if (status != cudaSuccess)
-    throw Error(std::string("attention_forward: ") + cudaGetErrorString(status));
-}
 
 template <class S>
 void launch(const Sm90Forward& call, cudaStream_t stream) {
@@ -593,8 +590,8 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
   p.head_size = int(call.head_size);
   p.q_rows = int(call.q_rows);
   p.k_rows = int(call.k_rows);
-  p.left = call.left < 0 ? kUnbounded : int(std::min<std::int64_t>(call.left, kUnbounded));
-  p.right = call.right < 0 ? kUnbounded : int(std::min<std::int64_t>(call.right, kUnbounded));
+  p.left = window_side(call.left);
+  p.right = window_side(call.right);
   p.row_blocks = int((call.longest + S::Rows - 1) / S::Rows);
   p.pairs = int(call.sequence_count * call.heads);
   // Keys and values of as many heads as fit half of L2 (which holds 50 MB or more).
@@ -614,13 +611,13 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
   constexpr int Bytes = sizeof(Shared<S>);
   static_assert(Bytes <= 227 * 1024);
   const auto kernel = attention_forward_kernel<S>;
-  check_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Bytes));
+  allow_shared_bytes(kernel, Bytes, kName);
   const int blocks = int(std::min<std::int64_t>(works, multiprocessors()));
   kernel<<<blocks, S::Threads, Bytes, stream>>>(p);
   if constexpr (S::Statistics)
     finish_statistics_kernel<<<p.pairs, 32, 0, stream>>>(p.sums, p.row_blocks * S::Rows / 16,
                                                          p.statistics);
-  check_status(cudaGetLastError());
+  check_status(cudaGetLastError(), kName);
 }
 
 // Wide tiles where nothing is cut; narrower ones where a diagonal would waste them.

@@ -27,8 +27,9 @@ struct ScoreWatch {
   int top_key[2] = {-1, -1};
   float weighted[2] = {0, 0};  // sum of p log2(p), p being weights before the division
   float total[2] = {0, 0}, squares[2] = {0, 0};
-  int key0 = 0;         // of the tile that comes next
-  bool masked = false;  // whether it has hidden pairs
+  bool find_moments = true, find_key = true;  // `total` and `squares`; `top_key`
+  int key0 = 0;                               // of the tile that comes next
+  bool masked = false;                        // whether it has hidden pairs
 
   static constexpr float kHiddenScore = -1e37f;  // finite: 0 times it is 0
   __device__ static float known(float largest) {
@@ -38,14 +39,14 @@ struct ScoreWatch {
   // A tile's scores, and its largest of each row.
   template <int Count>
   __device__ void look(const float (&s)[Count], const float (&largest)[2]) {
-    if (masked) {
+    if (find_moments && masked) {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         const float x = s[i] <= kHiddenScore ? 0.f : s[i];
         total[i / 2 % 2] += x;
         squares[i / 2 % 2] = fmaf(x, x, squares[i / 2 % 2]);
       }
-    } else {
+    } else if (find_moments) {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         total[i / 2 % 2] += s[i];
@@ -53,11 +54,11 @@ struct ScoreWatch {
       }
     }
     // Tiles come from the last to the first: the smallest key of equals is found last.
-    const bool higher[2] = {largest[0] > -kInfinity && largest[0] >= top[0],
-                            largest[1] > -kInfinity && largest[1] >= top[1]};
-    if (!__any_sync(0xffffffff, higher[0] || higher[1])) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      const bool higher = largest[r] > -kInfinity && largest[r] >= top[r];
+      if (higher) top[r] = largest[r];
+      if (!find_key || !__any_sync(0xffffffff, higher)) continue;
       int first = Count;
 #pragma unroll
       for (int i = Count - 4; i >= 0; i -= 4) {
@@ -68,10 +69,7 @@ struct ScoreWatch {
       int key = first == Count ? INT32_MAX : first / 4 * 8 + first % 4 + threadIdx.x % 4 * 2;
       key = min(key, __shfl_xor_sync(0xffffffff, key, 1));
       key = min(key, __shfl_xor_sync(0xffffffff, key, 2));
-      if (higher[r]) {
-        top[r] = largest[r];
-        top_key[r] = key0 + key;
-      }
+      if (higher) top_key[r] = key0 + key;
     }
   }
   // Weights so far are multiplied by `factor` = 2^-distance.
