@@ -245,7 +245,7 @@ TEST_F(CheckpointTest, TellsAboutDtypesWithoutTouchingBytes) {
     const char* dtype;
     std::int64_t elements;
     std::size_t bytes;
-  } const cases[] = {{"F4", 8, 4},   {"F6_E3M2", 4, 3}, {"F8_E5M2", 3, 3}, {"I8", 1, 1},
+  } const cases[] = {{"F4", 8, 4},   {"F6_E3M2", 4, 3}, {"F8_E5M2", 3, 3}, {"I16", 1, 2},
                      {"U16", 5, 10}, {"F64", 2, 16},    {"C64", 1, 8},     {"FUTURE_7", 9, 2}};
   for (const auto& [dtype, elements, bytes] : cases) {
     SCOPED_TRACE(dtype);

@@ -139,7 +139,7 @@ class Usage(unittest.TestCase):
                           ["inspect"], ["inspect", "x", "y"], ["inspect", "x", "--sort", "age"],
                           ["verify"], ["verify", "x", "--device", "abacus"],
                           ["bench", "model", "gpt2", "--batch", "0"],
-                          ["bench", "model", "gpt2", "--dtype", "i8"],
+                          ["bench", "model", "gpt2", "--dtype", "i4"],
                           ["bench", "attention", "--shape", "1,2,3"],
                           ["bench", "attention", "--shape", "1,3,2,8,8,8"],
                           ["bench", "attention", "--shape", "1,2,2,8,8,x"],

@@ -1,5 +1,6 @@
-// Gradients by blocks of 128 keys (64 for large heads). A persistent block holds K and V of its keys and walks over the
-// query rows that see any of them; dK and dV stay in registers, dQ is added up in memory.
+// Gradients by blocks of 128 keys (64 for large heads). A persistent block holds K and V of its
+// keys and walks over the query rows that see any of them; dK and dV stay in registers, dQ is added
+// up in memory.
 //
 //   warp 0, one lane   draws Works (a block of keys), copies K, V, and per step Q, dO and the rows'
 //                      log-sum-exp and r
@@ -16,25 +17,26 @@
 // With D = 256 the sums dK and dV of 64 keys fill two warpgroups' registers: both then work on the
 // same 64 keys, make the same S^T and dP^T, and own half of the columns of dK and dV each.
 //
-// Products run beside arithmetic: dP^T beside the exponentials, dV beside dS^T, dK beside the way of
-// dQ to memory.
+// Products run beside arithmetic: dP^T beside the exponentials, dV beside dS^T, dK beside the way
+// of dQ to memory.
 #include "cuda/attention_backward_sm90.h"
 
 #include <algorithm>
-#include <string>
 
 #include "cuda/tile/barrier.cuh"
 #include "cuda/tile/finite.cuh"
+#include "cuda/tile/launch.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/mma.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/store.cuh"
 #include "cuda/tile/tma.cuh"
 #include "cuda/tile/wgmma.cuh"
-#include "qkv/error.h"
 
 namespace qkv::cuda {
 namespace {
+
+constexpr char kName[] = "attention_backward";
 
 constexpr int kThreads = 3 * 128;
 constexpr int kConsumerRegisters = 240, kServerRegisters = 24;
@@ -427,8 +429,8 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         float* const to = shared.dq[dq_turn.stage];
 #pragma unroll
         for (int n = 0; n < S::ColumnsOfDq / 8; ++n)
-          *reinterpret_cast<float4*>(
-              to + dq_index<S>(S::DqPieces == 2 ? 0 : consumer, n, thread)) = {
+          *reinterpret_cast<float4*>(to +
+                                     dq_index<S>(S::DqPieces == 2 ? 0 : consumer, n, thread)) = {
               dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]};
         fence_async_proxy();
         __syncwarp();
@@ -457,8 +459,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       const int key = warp_key + lane / 4 + 8 * r;
       const bool present = key < work.keys;
       const auto row = [&](void* data, const Sm90Strides& strides) {
-        return static_cast<T*>(data) + work.k_batch * strides.batch +
-               work.key_head * strides.head +
+        return static_cast<T*>(data) + work.k_batch * strides.batch + work.key_head * strides.head +
                std::int64_t(work.k_start + key0 + key) * strides.row + column0;
       };
       store_row(row(p.dk, p.dk_strides), present, p.head_size - column0, dk, r, p.scale, false);
@@ -501,7 +502,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// ---- Before and after ----------------------------------------------------------------------------
+// ---- Before and after
+// ----------------------------------------------------------------------------
 
 struct RowParams {
   const void *dout, *out;
@@ -572,8 +574,8 @@ __global__ void find_tainted_kernel(const T* data, Sm90Strides strides, int head
   bool finite = true;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rows * vectors;
        i += gridDim.x * blockDim.x)
-    finite &= all_finite<T>(*reinterpret_cast<const uint4*>(
-        from + i / vectors * strides.row + i % vectors * 8));
+    finite &= all_finite<T>(
+        *reinterpret_cast<const uint4*>(from + i / vectors * strides.row + i % vectors * 8));
   if (!finite) *tainted = 1;
 }
 
@@ -584,14 +586,12 @@ __global__ void finish_dq_kernel(const RowParams p) {
   const int pair = blockIdx.y, step = blockIdx.x, index = pair / p.heads, head = pair % p.heads;
   const Sm90Sequence sequence = p.sequence(index);
   if (step * S::Rows >= sequence.q_rows) return;
-  const float* const sums =
-      p.sums + (std::int64_t(pair) * p.padded_rows + step * S::Rows) * S::D;
+  const float* const sums = p.sums + (std::int64_t(pair) * p.padded_rows + step * S::Rows) * S::D;
   const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
   float dq[S::ColumnsOfDq / 2];
 #pragma unroll
   for (int i = 0; i < S::ColumnsOfDq / 8; ++i) {
-    const float4 found =
-        *reinterpret_cast<const float4*>(sums + dq_index<S>(consumer, i, thread));
+    const float4 found = *reinterpret_cast<const float4*>(sums + dq_index<S>(consumer, i, thread));
     dq[4 * i] = found.x;
     dq[4 * i + 1] = found.y;
     dq[4 * i + 2] = found.z;
@@ -600,8 +600,8 @@ __global__ void finish_dq_kernel(const RowParams p) {
   const int column0 = S::SplitRows ? 0 : consumer * S::ColumnsOfDq;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = step * S::Rows + (S::SplitRows ? 64 * consumer : 0) + thread / 32 * 16 +
-                    lane / 4 + 8 * r;
+    const int row =
+        step * S::Rows + (S::SplitRows ? 64 * consumer : 0) + thread / 32 * 16 + lane / 4 + 8 * r;
     T* const to = static_cast<T*>(p.dq) + sequence.q_batch * p.dq_strides.batch +
                   head * p.dq_strides.head +
                   std::int64_t(sequence.q_start + row) * p.dq_strides.row + column0;
@@ -610,18 +610,6 @@ __global__ void finish_dq_kernel(const RowParams p) {
 }
 
 // ---- Host --------------------------------------------------------------------------------------
-
-int multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
-void check_status(cudaError_t status) {
-  if (status != cudaSuccess)
-    throw Error(std::string("attention_backward: ") + cudaGetErrorString(status));
-}
 
 // The workspace: sums of dQ, then turns, the tainted word (these three start as 0), then terms.
 struct Workspace {
@@ -649,7 +637,7 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   auto* const turns = reinterpret_cast<std::uint32_t*>(base + space.dq_bytes);
   std::uint32_t* const tainted = turns + space.turns;
   auto* const terms = reinterpret_cast<RowTerms*>(base + space.zero_bytes);
-  check_status(cudaMemsetAsync(base, 0, space.zero_bytes, stream));
+  check_status(cudaMemsetAsync(base, 0, space.zero_bytes, stream), kName);
 
   RowParams rows{};
   rows.dout = call.dout;
@@ -671,8 +659,8 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   rows.padded_rows = int(space.padded_rows);
   rows.scale = f.scale;
   if (space.pairs * space.padded_rows > 0)
-    row_terms_kernel<T><<<dim3(unsigned(space.padded_rows / 32), unsigned(space.pairs)), 256, 0,
-                          stream>>>(rows);
+    row_terms_kernel<T>
+        <<<dim3(unsigned(space.padded_rows / 32), unsigned(space.pairs)), 256, 0, stream>>>(rows);
 
   const bool masked = f.left >= 0 || f.right >= 0 || f.sequences ||
                       f.all_alike.k_visible < f.k_rows || f.all_alike.q_seeing < f.q_rows;
@@ -681,8 +669,7 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
                           std::int64_t heads, std::int64_t extent) {
       if (batches * heads * extent == 0) return;
       const int vectors = int(f.head_size / 8);
-      const unsigned blocks =
-          unsigned(std::clamp<std::int64_t>(extent * vectors / 2048, 1, 64));
+      const unsigned blocks = unsigned(std::clamp<std::int64_t>(extent * vectors / 2048, 1, 64));
       find_tainted_kernel<T><<<dim3(blocks, unsigned(batches * heads)), 256, 0, stream>>>(
           static_cast<const T*>(data), strides, int(heads), int(extent), vectors, tainted);
     };
@@ -718,8 +705,8 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   p.group = int(f.heads / f.key_heads);
   p.head_size = int(f.head_size);
   p.padded_rows = int(space.padded_rows);
-  p.left = f.left < 0 ? kUnbounded : int(std::min<std::int64_t>(f.left, kUnbounded));
-  p.right = f.right < 0 ? kUnbounded : int(std::min<std::int64_t>(f.right, kUnbounded));
+  p.left = window_side(f.left);
+  p.right = window_side(f.right);
   p.key_blocks = int((call.longest_keys + S::Keys - 1) / S::Keys);
   p.works = int(f.sequence_count * f.key_heads * p.key_blocks);
   p.deterministic = call.deterministic;
@@ -732,13 +719,14 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
     constexpr int Bytes = sizeof(Shared<S>);
     static_assert(Bytes <= 227 * 1024);
     const auto kernel = attention_backward_kernel<S>;
-    check_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Bytes));
+    allow_shared_bytes(kernel, Bytes, kName);
     kernel<<<std::min(p.works, multiprocessors()), kThreads, Bytes, stream>>>(p);
   }
   if (space.pairs * space.padded_rows > 0)
-    finish_dq_kernel<S><<<dim3(unsigned(space.padded_rows / S::Rows), unsigned(space.pairs)), 256,
-                          0, stream>>>(rows);
-  check_status(cudaGetLastError());
+    finish_dq_kernel<S>
+        <<<dim3(unsigned(space.padded_rows / S::Rows), unsigned(space.pairs)), 256, 0, stream>>>(
+            rows);
+  check_status(cudaGetLastError(), kName);
   return tainted;
 }
 

@@ -1,4 +1,5 @@
-// Attention backward for Hopper GPUs: the calls that attention_forward_sm90 serves, without softcap.
+// Attention backward for Hopper GPUs: the calls that attention_forward_sm90 serves, without
+// softcap.
 #pragma once
 
 #include "cuda/attention_forward_sm90.h"

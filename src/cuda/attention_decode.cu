@@ -5,19 +5,20 @@
 #include "cuda/attention_decode.h"
 
 #include <algorithm>
-#include <string>
 
 #include "cuda/tile/barrier.cuh"
 #include "cuda/tile/finite.cuh"
+#include "cuda/tile/launch.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/mma.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/tma.cuh"
 #include "cuda/tile/wgmma.cuh"
-#include "qkv/error.h"
 
 namespace qkv::cuda {
 namespace {
+
+constexpr char kName[] = "attention_decode";
 
 constexpr int kWarps = 4;
 constexpr int kRows = 16;
@@ -58,7 +59,7 @@ struct alignas(1024) Shared {
   };
   union {
     Stage stages[kWarps][S::Stages];
-    float out[kWarps][kRows][S::D];          // once all tiles are done
+    float out[kWarps][kRows][S::D];        // once all tiles are done
     float2 block_part[kRows][kMostParts];  // weight and sum, once all blocks are done
   };
   float2 row_part[kRows][kWarps];  // maximum and sum
@@ -193,6 +194,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const KeyRange all = unit.sight.of_all(unit.query(p, 0), unit.query(p, unit.rows - 1));
 
   OnlineSoftmax softmax;
+  NoWatch watch;
   float o[S::D / 2] = {};
   Turn<S::Stages> turn;
   __syncwarp();
@@ -208,8 +210,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 #pragma unroll
       for (int n = 0; n < S::Keys; n += 16) {
         std::uint32_t b[4];
-        load_matrices(b, keys + swizzled(S::Keys, n + lane % 8 + lane / 16 * 8,
-                                         2 * i + lane / 8 % 2));
+        load_matrices(b,
+                      keys + swizzled(S::Keys, n + lane % 8 + lane / 16 * 8, 2 * i + lane / 8 % 2));
         mma<T>(s + n / 2, q[i], b[0], b[1]);
         mma<T>(s + n / 2 + 4, q[i], b[2], b[3]);
       }
@@ -224,7 +226,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       tainted = clean<S>(stage.v, some.end - key0);
     }
     float factor[2];
-    if (softmax.step(s, p.scale, factor)) {
+    if (softmax.step(s, p.scale, factor, watch)) {
 #pragma unroll
       for (int i = 0; i < S::D / 2; ++i) o[i] *= factor[i / 2 % 2];
     }
@@ -235,8 +237,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 #pragma unroll
       for (int n = 0; n < S::D; n += 16) {
         std::uint32_t b[4];
-        load_matrices_transposed(
-            b, values + swizzled(S::Keys, 16 * i + lane % 16, n / 8 + lane / 16));
+        load_matrices_transposed(b,
+                                 values + swizzled(S::Keys, 16 * i + lane % 16, n / 8 + lane / 16));
         mma<T>(o + n / 2, weights[i], b[0], b[1]);
         mma<T>(o + n / 2 + 4, weights[i], b[2], b[3]);
       }
@@ -251,8 +253,7 @@ __global__ void __launch_bounds__(32 * kWarps)
           const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
           const KeyRange range = seen[i / 2 % 2];
           if (column >= p.head_size || key < range.begin || key >= range.end) continue;
-          const float value =
-              float(from[(unit.sequence.k_start + key) * p.v_strides.row + column]);
+          const float value = float(from[(unit.sequence.k_start + key) * p.v_strides.row + column]);
           if (!isfinite(value)) o[i] += value;
         }
       }
@@ -273,8 +274,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 #pragma unroll
   for (int i = 0; i < S::D / 2; i += 2)
-    *reinterpret_cast<float2*>(
-        &shared.out[warp][row + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2]) = {o[i], o[i + 1]};
+    *reinterpret_cast<float2*>(&shared.out[warp][row + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2]) = {
+        o[i], o[i + 1]};
   __syncthreads();
 
   const bool whole = p.parts == 1;
@@ -359,18 +360,6 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 // ---- Host --------------------------------------------------------------------------------------
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
-void check_status(cudaError_t status) {
-  if (status != cudaSuccess)
-    throw Error(std::string("attention_decode: ") + cudaGetErrorString(status));
-}
-
 int padded(std::int64_t head_size) { return head_size <= 64 ? 64 : head_size <= 128 ? 128 : 256; }
 
 template <class S>
@@ -399,8 +388,8 @@ void launch(const Sm90Forward& call, const DecodePlan& plan, void* workspace, cu
   p.head_size = int(call.head_size);
   p.q_rows = int(call.q_rows);
   p.k_rows = int(call.k_rows);
-  p.left = call.left < 0 ? kUnbounded : int(std::min<std::int64_t>(call.left, kUnbounded));
-  p.right = call.right < 0 ? kUnbounded : int(std::min<std::int64_t>(call.right, kUnbounded));
+  p.left = window_side(call.left);
+  p.right = window_side(call.right);
   p.row_blocks = plan.row_blocks;
   p.parts = plan.parts;
   p.scale = (call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
@@ -413,9 +402,9 @@ void launch(const Sm90Forward& call, const DecodePlan& plan, void* workspace, cu
   constexpr int Bytes = sizeof(Shared<S>);
   static_assert(Bytes <= 227 * 1024);
   const auto kernel = attention_decode_kernel<S>;
-  check_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Bytes));
+  allow_shared_bytes(kernel, Bytes, kName);
   kernel<<<unsigned(blocks), 32 * kWarps, Bytes, stream>>>(p);
-  check_status(cudaGetLastError());
+  check_status(cudaGetLastError(), kName);
 }
 
 template <class T>
@@ -459,7 +448,7 @@ DecodePlan plan_decode(const Sm90Forward& call) {
 }
 
 bool decode_is_better(const Sm90Forward& call) {
-  return call.longest * (call.heads / call.key_heads) <= 64;
+  return !call.statistics && call.longest * (call.heads / call.key_heads) <= 64;
 }
 
 void attention_decode(const Sm90Forward& call, const DecodePlan& plan, void* workspace,

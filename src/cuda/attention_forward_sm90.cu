@@ -15,22 +15,25 @@
 #include "cuda/attention_forward_sm90.h"
 
 #include <algorithm>
-#include <string>
 
 #include "cuda/tile/barrier.cuh"
 #include "cuda/tile/finite.cuh"
+#include "cuda/tile/launch.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/softmax.cuh"
+#include "cuda/tile/statistics.cuh"
 #include "cuda/tile/store.cuh"
 #include "cuda/tile/tma.cuh"
 #include "cuda/tile/wgmma.cuh"
-#include "qkv/error.h"
 
 namespace qkv::cuda {
 namespace {
 
+constexpr char kName[] = "attention_forward";
+
 // Tile sizes. Registers of a computing thread: D/2 for O, Keys/2 for S and Keys/4 for P.
-template <class Element, int HeadSize, int KeysPerTile, int Warpgroups, int StageCount, bool Capped>
+template <class Element, int HeadSize, int KeysPerTile, int Warpgroups, int StageCount,
+          bool Capped = false, bool Watched = false>
 struct Shape {
   using T = Element;
   static constexpr int D = HeadSize;  // padded to a multiple of 64
@@ -38,6 +41,7 @@ struct Shape {
   static constexpr int Consumers = Warpgroups;
   static constexpr int Stages = StageCount;
   static constexpr bool Softcap = Capped;
+  static constexpr bool Statistics = Watched;
   static constexpr int Rows = 64 * Consumers;
   static constexpr int Threads = 128 * (1 + Consumers);
   // 65536 registers, in steps of 8 per thread; the kernel starts with an even share.
@@ -63,17 +67,19 @@ struct Params {
   int pairs_at_once;  // whose keys and values share L2
   float scale;        // of scores, times log2(e)
   float inner_scale;  // with softcap: score / softcap before tanh
+  Sm90Statistics statistics;
+  WarpSums* sums;  // [pairs][row_blocks][warps]
 };
 
 // A block of query rows and the tiles of keys it visits.
 struct Work {
-  int head, row0;  // row0: within the sequence; -1: no more work
+  int index, head, row0;  // of the sequence; row0 within it, -1: no more work
   int q_batch, k_batch, q_start, k_start;
   int rows;    // that exist, from row0 on
   int seeing;  // of which see anything
   Sight sight;
-  KeyRange tiles;  // visited, from the last to the first
-  KeyRange plain;  // of which these have no hidden pair over values that could be anything
+  KeyRange tiles;   // visited, from the last to the first
+  KeyRange plain;   // of which these have no hidden pair over values that could be anything
   bool tainted[3];  // by inspecting warp: values that are not finite were taken out
 
   __device__ bool must_inspect(int tile) const { return tile < plain.begin || tile >= plain.end; }
@@ -119,6 +125,7 @@ __device__ Work make_work(const Params& p, int ticket) {
     sequence.q_batch = sequence.k_batch = index;
 
   Work work;
+  work.index = index;
   work.head = pair % p.heads;
   work.row0 = block * S::Rows;
   work.q_batch = sequence.q_batch;
@@ -136,8 +143,7 @@ __device__ Work make_work(const Params& p, int ticket) {
     if (some.begin < some.end)
       work.tiles = {some.begin / S::Keys, (some.end + S::Keys - 1) / S::Keys};
     // Beyond the tensor's last row the copy gives zeros.
-    work.plain =
-        tiles_within<S>(work.sight.of_all(work.row0, last), p.k_rows - sequence.k_start);
+    work.plain = tiles_within<S>(work.sight.of_all(work.row0, last), p.k_rows - sequence.k_start);
   }
   return work;
 }
@@ -225,7 +231,7 @@ __device__ void inspect(Shared<S>& shared) {
   using T = typename S::T;
   const int warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
   WorkReader<S> reader{shared};
-  unsigned copied = 0;        // tiles of all Works before this one
+  unsigned copied = 0;       // tiles of all Works before this one
   std::uint32_t phases = 0;  // of `requested`, a bit per stage
   for (;;) {
     Work& work = reader.take();
@@ -319,6 +325,34 @@ __device__ void store_rows(const Params& p, const Work& work, int row, const flo
   }
 }
 
+// What the watch has seen of rows `row` and `row + 8` of the block, and the warp's sums.
+template <class S>
+__device__ void store_statistics(const Params& p, const Work& work, int row, ScoreWatch& watch,
+                                 const OnlineSoftmax& softmax, const float (&lse)[2]) {
+  ScoreWatch::Row found[2];
+  int visible[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int at = row + 8 * r;
+    const KeyRange seen = work.sight.of(work.row0 + at);
+    const bool sees = at < work.seeing && seen.begin < seen.end && softmax.sum[r] != 0;
+    visible[r] = sees ? seen.end - seen.begin : 0;
+    found[r] = watch.finish(r, p.scale, softmax.sum[r], lse[r]);
+    if (at < work.rows && threadIdx.x % 4 == 0) {
+      const std::int64_t i = (std::int64_t(work.q_batch) * p.heads + work.head) * p.q_rows +
+                             work.q_start + work.row0 + at;
+      const Sm90Statistics& to = p.statistics;
+      if (to.entropy) to.entropy[i] = sees ? found[r].entropy : 0.f;
+      if (to.top_weight) to.top_weight[i] = sees ? found[r].top_weight : 0.f;
+      if (to.top_index) to.top_index[i] = sees ? watch.top_key[r] : -1;
+    }
+  }
+  const WarpSums sums = sum_rows(watch, found, visible, p.scale / kLog2e);
+  if (threadIdx.x % 32 == 0)
+    p.sums[(std::int64_t(work.index) * p.heads + work.head) * (p.row_blocks * S::Rows / 16) +
+           (work.row0 + row) / 16] = sums;
+}
+
 template <class S>
 __device__ void compute(const Params& p, Shared<S>& shared) {
   using T = typename S::T;
@@ -351,8 +385,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     const TileDescriptor v(shared.v[stage], S::Keys * 128);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < S::Keys / 16; ++i)
-      wgmma<T, outer>(o, weights[i], v.at(i * 16 * 128), 1);
+    for (int i = 0; i < S::Keys / 16; ++i) wgmma<T, outer>(o, weights[i], v.at(i * 16 * 128), 1);
     wgmma_commit();
   };
   const auto release = [&](Barrier& barrier) {
@@ -363,6 +396,11 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     const Work& work = reader.take();
     if (work.row0 < 0) return;
     OnlineSoftmax softmax;
+    std::conditional_t<S::Statistics, ScoreWatch, NoWatch> watch;
+    if constexpr (S::Statistics) {
+      watch.find_moments = p.statistics.score_mean || p.statistics.score_var;
+      watch.find_key = p.statistics.top_index;
+    }
     float factor[2], lse[2];
 #pragma unroll
     for (int i = 0; i < S::D / 2; ++i) o[i] = 0;
@@ -378,10 +416,15 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
 #pragma unroll
           for (float& x : s) x = tanh_fast(x * p.inner_scale);
         }
-        if (tile < unmasked.begin || tile >= unmasked.end)
+        const bool masked = tile < unmasked.begin || tile >= unmasked.end;
+        if (masked)
           hide(s, {work.sight.of(work.row0 + row), work.sight.of(work.row0 + row + 8)},
-               tile * S::Keys, -kInfinity);
-        return softmax.step(s, p.scale, factor);
+               tile * S::Keys, S::Statistics ? ScoreWatch::kHiddenScore : -kInfinity);
+        if constexpr (S::Statistics) {
+          watch.masked = masked;
+          watch.key0 = tile * S::Keys;
+        }
+        return softmax.step(s, p.scale, factor, watch);
       };
       // Values of a tile have come, and are fit for the product.
       const auto wait_values = [&](int tile) {
@@ -437,6 +480,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     factor[0] = softmax.sum[0] == 0 ? 0 : 1 / softmax.sum[0];
     factor[1] = softmax.sum[1] == 0 ? 0 : 1 / softmax.sum[1];
     store_rows<S>(p, work, row, o, factor, lse);
+    if constexpr (S::Statistics) store_statistics<S>(p, work, row, watch, softmax, lse);
     reader.release();
   }
 }
@@ -472,19 +516,53 @@ __global__ void __launch_bounds__(S::Threads, 1)
   }
 }
 
+// ---- Statistics of a head ----------------------------------------------------------------------
+
+// One warp per sequence and head puts the warps' sums together, always in the same order.
+__global__ void finish_statistics_kernel(const WarpSums* sums, int count, Sm90Statistics to) {
+  const int pair = blockIdx.x;
+  double pairs = 0, mean = 0, deviation = 0, rows = 0, entropy = 0, relative = 0, saturated = 0;
+  float top = -kInfinity;
+  const auto add = [&](double n, double its_mean, double its_deviation) {
+    if (n == 0) return;
+    const double gap = its_mean - mean;
+    deviation += its_deviation + gap * gap * pairs * n / (pairs + n);
+    mean += gap * n / (pairs + n);
+    pairs += n;
+  };
+  for (int i = threadIdx.x; i < count; i += 32) {
+    const WarpSums one = sums[std::int64_t(pair) * count + i];
+    add(one.pairs, one.mean, one.deviation);
+    rows += one.rows;
+    entropy += one.entropy;
+    relative += one.entropy_relative;
+    saturated += one.saturated;
+    if (!(one.max_logit <= top) && top == top) top = one.max_logit;
+  }
+  for (int step = 1; step < 32; step *= 2) {
+    const auto other = [&](auto x) { return __shfl_down_sync(0xffffffff, x, step); };
+    add(other(pairs), other(mean), other(deviation));
+    rows += other(rows);
+    entropy += other(entropy);
+    relative += other(relative);
+    saturated += other(saturated);
+    const float its_top = other(top);
+    if (!(its_top <= top) && top == top) top = its_top;
+  }
+  if (threadIdx.x != 0) return;
+  const double seeing = fmax(rows, 1.0);
+  const auto write = [pair](float* where, double value) {
+    if (where) where[pair] = float(value);
+  };
+  write(to.max_logit, top);
+  write(to.score_mean, mean);
+  write(to.score_var, deviation / fmax(pairs, 1.0));
+  write(to.entropy_mean, entropy / seeing);
+  write(to.entropy_relative, relative / seeing);
+  write(to.saturation, saturated / seeing);
+}
+
 // ---- Host --------------------------------------------------------------------------------------
-
-int multiprocessors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
-void check_status(cudaError_t status) {
-  if (status != cudaSuccess)
-    throw Error(std::string("attention_forward: ") + cudaGetErrorString(status));
-}
 
 template <class S>
 void launch(const Sm90Forward& call, cudaStream_t stream) {
@@ -512,8 +590,8 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
   p.head_size = int(call.head_size);
   p.q_rows = int(call.q_rows);
   p.k_rows = int(call.k_rows);
-  p.left = call.left < 0 ? kUnbounded : int(std::min<std::int64_t>(call.left, kUnbounded));
-  p.right = call.right < 0 ? kUnbounded : int(std::min<std::int64_t>(call.right, kUnbounded));
+  p.left = window_side(call.left);
+  p.right = window_side(call.right);
   p.row_blocks = int((call.longest + S::Rows - 1) / S::Rows);
   p.pairs = int(call.sequence_count * call.heads);
   // Keys and values of as many heads as fit half of L2 (which holds 50 MB or more).
@@ -523,16 +601,23 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
       p.group;
   p.scale = (call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
   p.inner_scale = call.softcap > 0 ? call.scale / call.softcap : 0;
+  if constexpr (S::Statistics) {
+    p.statistics = *call.statistics;
+    p.sums = static_cast<WarpSums*>(call.statistics->workspace);
+  }
   const std::int64_t works = std::int64_t(p.pairs) * p.row_blocks;
   if (works == 0) return;
 
   constexpr int Bytes = sizeof(Shared<S>);
   static_assert(Bytes <= 227 * 1024);
   const auto kernel = attention_forward_kernel<S>;
-  check_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Bytes));
+  allow_shared_bytes(kernel, Bytes, kName);
   const int blocks = int(std::min<std::int64_t>(works, multiprocessors()));
   kernel<<<blocks, S::Threads, Bytes, stream>>>(p);
-  check_status(cudaGetLastError());
+  if constexpr (S::Statistics)
+    finish_statistics_kernel<<<p.pairs, 32, 0, stream>>>(p.sums, p.row_blocks * S::Rows / 16,
+                                                         p.statistics);
+  check_status(cudaGetLastError(), kName);
 }
 
 // Wide tiles where nothing is cut; narrower ones where a diagonal would waste them.
@@ -541,18 +626,27 @@ void launch_for(const Sm90Forward& call, cudaStream_t stream) {
   const bool cut = call.left >= 0 || call.right >= 0;
   if (call.head_size <= 64) {
     if (call.softcap > 0) return launch<Shape<T, 64, 128, 3, 2, true>>(call, stream);
-    return launch<Shape<T, 64, 128, 3, 4, false>>(call, stream);
+    if (call.statistics) return launch<Shape<T, 64, 128, 3, 4, false, true>>(call, stream);
+    return launch<Shape<T, 64, 128, 3, 4>>(call, stream);
   }
   if (call.head_size <= 128) {
     if (call.softcap > 0) return launch<Shape<T, 128, 128, 2, 2, true>>(call, stream);
-    if (cut) return launch<Shape<T, 128, 128, 2, 2, false>>(call, stream);
-    return launch<Shape<T, 128, 176, 2, 2, false>>(call, stream);
+    if (call.statistics) return launch<Shape<T, 128, 128, 2, 3, false, true>>(call, stream);
+    if (cut) return launch<Shape<T, 128, 128, 2, 2>>(call, stream);
+    return launch<Shape<T, 128, 176, 2, 2>>(call, stream);
   }
   if (call.softcap > 0) return launch<Shape<T, 256, 64, 2, 2, true>>(call, stream);
-  return launch<Shape<T, 256, 80, 2, 2, false>>(call, stream);
+  if (call.statistics) return launch<Shape<T, 256, 80, 2, 2, false, true>>(call, stream);
+  return launch<Shape<T, 256, 80, 2, 2>>(call, stream);
 }
 
 }  // namespace
+
+std::int64_t sm90_statistics_workspace(const Sm90Forward& call) {
+  // Enough for blocks of rows of any shape.
+  return call.sequence_count * call.heads * (call.longest / 16 + 12) *
+         std::int64_t(sizeof(WarpSums));
+}
 
 const char* why_not_sm90_forward(const Sm90Forward& call) {
   if (call.dtype != DType::bf16 && call.dtype != DType::f16) return "not bf16 or f16";
@@ -560,6 +654,7 @@ const char* why_not_sm90_forward(const Sm90Forward& call) {
   if (call.head_size % 8 != 0 || call.head_size < 8 || call.head_size > 256)
     return "head size is not a multiple of 8 up to 256";
   if (!(call.scale > 0)) return "scale is not positive";
+  if (call.statistics && call.softcap > 0) return "statistics with softcap";
   const auto mapped = [&](const void* data, const Sm90Strides& s) {
     return can_map({data, 0, 0, 0, 0, s.batch, s.head, s.row});
   };

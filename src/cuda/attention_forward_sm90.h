@@ -1,7 +1,7 @@
 // Attention forward for Hopper GPUs: bf16 and f16 through the tensor cores' warpgroup products.
 // docs/cuda.md shows how it is laid out. It serves what can be written as one interval of keys per
-// row (causal, windows, lengths, packed sequences), grouped heads and softcap; biases, dropout and
-// sinks go to the general kernel.
+// row (causal, windows, lengths, packed sequences), grouped heads, softcap, and every statistic but
+// `received`; biases, dropout and sinks go to the general kernel.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,6 +28,20 @@ struct Sm90Strides {  // in elements; the last axis is contiguous
   std::int64_t batch = 0, head = 0, row = 0;
 };
 
+// Where statistics go (qkv/attention.h); null: not asked for. Moments and top_index cost most.
+struct Sm90Statistics {
+  float* entropy = nullptr;  // [q_batches, heads, q_rows], like lse
+  float* top_weight = nullptr;
+  std::int32_t* top_index = nullptr;
+  float* max_logit = nullptr;  // [sequences, heads]
+  float* score_mean = nullptr;
+  float* score_var = nullptr;
+  float* entropy_mean = nullptr;
+  float* entropy_relative = nullptr;
+  float* saturation = nullptr;
+  void* workspace = nullptr;  // sm90_statistics_workspace bytes on the device
+};
+
 struct Sm90Forward {
   DType dtype = DType::bf16;
   const void* q = nullptr;  // [q_batches, heads, q_rows, head_size]
@@ -48,6 +62,8 @@ struct Sm90Forward {
   const Sm90Sequence* sequences = nullptr;
   Sm90Sequence all_alike;
 
+  const Sm90Statistics* statistics = nullptr;  // on the host, or null
+
   // On the device: kSm90Tickets zeros, which are zeros again afterwards. Calls that may overlap
   // need their own.
   std::uint32_t* ticket = nullptr;
@@ -55,6 +71,7 @@ struct Sm90Forward {
 
 // Null when attention_forward_sm90 can serve this call, else the reason why not.
 const char* why_not_sm90_forward(const Sm90Forward& call);
+std::int64_t sm90_statistics_workspace(const Sm90Forward& call);
 void attention_forward_sm90(const Sm90Forward& call, cudaStream_t stream);
 
 }  // namespace qkv::cuda

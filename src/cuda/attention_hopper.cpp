@@ -123,7 +123,7 @@ std::string why_not_either(const AttentionProblem& p) {
   for (const Tensor* x : {&p.q, &p.k, &p.v}) {
     if (x->stride(3) != 1) return "elements of a row are not neighbours";
   }
-  constexpr std::int64_t kFar = std::int64_t{1} << 30;
+  constexpr std::int64_t kFar = std::int64_t{1} << 29;  // sums of two stay within an int
   for (const AttentionSequence& sequence : p.sequences) {
     if (std::abs(sequence.offset) >= kFar) return "the diagonal is too far away";
   }

@@ -25,10 +25,10 @@ struct Barrier {
   }
   // Arrives and announces bytes that the copy engine will bring in this phase.
   __device__ void expect(int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                     shared_address(&word)),
-                 "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)),
+        "r"(bytes)
+        : "memory");
   }
   __device__ void wait(std::uint32_t parity) {
     std::uint32_t done;

@@ -20,8 +20,7 @@ __device__ inline void load_matrices(std::uint32_t (&to)[4], std::uint32_t row_a
                : "r"(row_address)
                : "memory");
 }
-__device__ inline void load_matrices_transposed(std::uint32_t (&to)[4],
-                                                std::uint32_t row_address) {
+__device__ inline void load_matrices_transposed(std::uint32_t (&to)[4], std::uint32_t row_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(row_address)
@@ -37,10 +36,10 @@ __device__ inline void store_matrices(std::uint32_t row_address, const std::uint
 
 template <class T>
 __device__ void mma(float* d, const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-#define QKV_MMA(type)                                                                     \
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                     \
-               ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                \
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                            \
+#define QKV_MMA(type)                                                       \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type       \
+               ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])             \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     QKV_MMA("bf16");

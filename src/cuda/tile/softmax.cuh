@@ -30,6 +30,15 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// Nobody watches the scores. ScoreWatch (statistics.cuh) says what there is to watch.
+struct NoWatch {
+  __device__ static float known(float largest) { return largest; }
+  template <int Count>
+  __device__ void look(const float (&)[Count], const float (&)[2]) {}
+  __device__ void rescale(int, float, float, float) {}
+  __device__ void weigh(int, float, float) {}
+};
+
 struct OnlineSoftmax {
   // Weights are 2^(scale s - scale maximum). The maximum is left alone while scores stay within
   // 2^8 of it: what was summed up then needs no rescaling, and 2^8 overflows nothing.
@@ -42,9 +51,9 @@ struct OnlineSoftmax {
 
   // Scores to weights. `factor` is what the earlier weights, and what was made of them, must be
   // multiplied by. Returns whether some lane of the warp has a factor other than 1.
-  template <int Count>
-  __device__ bool step(float (&s)[Count], float scale, float (&factor)[2]) {
-    float shift[2];
+  template <int Count, class Watch>
+  __device__ bool step(float (&s)[Count], float scale, float (&factor)[2], Watch& watch) {
+    float shift[2], largest_here[2];
     bool extreme = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -52,12 +61,18 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int i = 0; i < Count; i += 4)
         largest = fmaxf(largest, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
-      largest = fmaxf(quad_max(largest), maximum[r]);
+      largest_here[r] = Watch::known(quad_max(largest));
+    }
+    watch.look(s, largest_here);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float largest = fmaxf(largest_here[r], maximum[r]);
       const bool keep = (largest - maximum[r]) * scale <= kSlack;
       if (keep) largest = maximum[r];
       // A row that has seen nothing has weights 2^(-inf - 0) = 0.
       const float reference = largest == -kInfinity ? 0.f : largest;
       factor[r] = keep ? 1.f : exp2_fast((maximum[r] - reference) * scale);
+      if (!keep) watch.rescale(r, factor[r], (reference - maximum[r]) * scale, sum[r]);
       maximum[r] = largest;
       shift[r] = reference * scale;
       extreme |= fabsf(shift[r]) > kExtreme;
@@ -74,8 +89,10 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
       const int r = i / 2 % 2;
-      s[i] = exp2_fast(fmaf(s[i], scale, -shift[r]));
+      const float exponent = fmaf(s[i], scale, -shift[r]);
+      s[i] = exp2_fast(exponent);
       sum[r] += s[i];
+      watch.weigh(r, exponent, s[i]);
     }
     return __any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1);
   }

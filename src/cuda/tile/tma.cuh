@@ -38,8 +38,8 @@ inline CUtensorMap make_tensor_map(const TensorView& x, DType dtype, int box_row
   static const auto encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found;
-    const cudaError_t status = cudaGetDriverEntryPointByVersion(
-        "cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
+    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
+                                                                12000, cudaEnableDefault, &found);
     if (status != cudaSuccess || found != cudaDriverEntryPointSuccess)
       throw Error("cuda: this driver has no tensor maps");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
@@ -50,16 +50,17 @@ inline CUtensorMap make_tensor_map(const TensorView& x, DType dtype, int box_row
   const auto bytes = [](std::int64_t stride, std::int64_t extent) {
     return static_cast<cuuint64_t>(extent == 1 ? 16 : 2 * stride);
   };
-  const cuuint64_t extents[4] = {
-      static_cast<cuuint64_t>(x.columns), static_cast<cuuint64_t>(x.rows),
-      static_cast<cuuint64_t>(x.heads), static_cast<cuuint64_t>(x.batches)};
+  const cuuint64_t extents[4] = {static_cast<cuuint64_t>(x.columns),
+                                 static_cast<cuuint64_t>(x.rows), static_cast<cuuint64_t>(x.heads),
+                                 static_cast<cuuint64_t>(x.batches)};
   const cuuint64_t strides[3] = {bytes(x.row_stride, x.rows), bytes(x.head_stride, x.heads),
                                  bytes(x.batch_stride, x.batches)};
   const cuuint32_t box[4] = {kSlab, static_cast<cuuint32_t>(box_rows), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUresult status = encode(
-      &map, dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      4, const_cast<void*>(x.data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      &map,
+      dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+      const_cast<void*>(x.data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)

@@ -1,4 +1,5 @@
-// Matrix products of a warpgroup (4 warps) on tiles in shared memory: D[64, N] += A[64, 16] B[16, N].
+// Matrix products of a warpgroup (4 warps) on tiles in shared memory:
+// D[64, N] += A[64, 16] B[16, N].
 //
 // Accumulators: warp w of the warpgroup holds rows 16w .. 16w+15. Lane l holds, of every 8 columns,
 // columns c = 2 (l % 4) and c + 1 of rows r = l / 4 and r + 8: d[4 n + 0, 1] and d[4 n + 2, 3] of
@@ -71,57 +72,49 @@ __device__ void wgmma_wait(float (&done)[Count]) {
 #define QKV_N13 "%104,%105,%106,%107,%108,%109,%110,%111"
 #define QKV_N14 "%112,%113,%114,%115,%116,%117,%118,%119"
 #define QKV_N15 "%120,%121,%122,%123,%124,%125,%126,%127"
-#define QKV_B8(i)                                                                   \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]),       \
-      "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define QKV_B8(i)                                                                             \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
 #define QKV_NAMES_32 QKV_N0 "," QKV_N1 "," QKV_N2 "," QKV_N3
 #define QKV_BINDS_32 QKV_B8(0), QKV_B8(8), QKV_B8(16), QKV_B8(24)
 #define QKV_NAMES_40 QKV_NAMES_32 "," QKV_N4
 #define QKV_BINDS_40 QKV_BINDS_32, QKV_B8(32)
-#define QKV_NAMES_48 QKV_NAMES_40 "," QKV_N5
-#define QKV_BINDS_48 QKV_BINDS_40, QKV_B8(40)
-#define QKV_NAMES_56 QKV_NAMES_48 "," QKV_N6
-#define QKV_BINDS_56 QKV_BINDS_48, QKV_B8(48)
-#define QKV_NAMES_64 QKV_NAMES_56 "," QKV_N7
-#define QKV_BINDS_64 QKV_BINDS_56, QKV_B8(56)
-#define QKV_NAMES_80 QKV_NAMES_64 "," QKV_N8 "," QKV_N9
-#define QKV_BINDS_80 QKV_BINDS_64, QKV_B8(64), QKV_B8(72)
-#define QKV_NAMES_88 QKV_NAMES_80 "," QKV_N10
-#define QKV_BINDS_88 QKV_BINDS_80, QKV_B8(80)
-#define QKV_NAMES_96 QKV_NAMES_88 "," QKV_N11
-#define QKV_BINDS_96 QKV_BINDS_88, QKV_B8(88)
-#define QKV_NAMES_128 QKV_NAMES_96 "," QKV_N12 "," QKV_N13 "," QKV_N14 "," QKV_N15
-#define QKV_BINDS_128 QKV_BINDS_96, QKV_B8(96), QKV_B8(104), QKV_B8(112), QKV_B8(120)
+#define QKV_NAMES_64 QKV_NAMES_40 "," QKV_N5 "," QKV_N6 "," QKV_N7
+#define QKV_BINDS_64 QKV_BINDS_40, QKV_B8(40), QKV_B8(48), QKV_B8(56)
+#define QKV_NAMES_88 QKV_NAMES_64 "," QKV_N8 "," QKV_N9 "," QKV_N10
+#define QKV_BINDS_88 QKV_BINDS_64, QKV_B8(64), QKV_B8(72), QKV_B8(80)
+#define QKV_NAMES_128 QKV_NAMES_88 "," QKV_N11 "," QKV_N12 "," QKV_N13 "," QKV_N14 "," QKV_N15
+#define QKV_BINDS_128 QKV_BINDS_88, QKV_B8(88), QKV_B8(96), QKV_B8(104), QKV_B8(112), QKV_B8(120)
 
 // A and B in shared memory.
-#define QKV_WGMMA_SHARED(n, r, i0, i1, i2, i3, i4, i5, i6)                                   \
-  asm volatile(                                                                             \
-      "{.reg .pred p; setp.ne.b32 p, %" #i2 ", 0;\n"                                        \
-      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." QKV_TYPE "." QKV_TYPE               \
-      " {" QKV_NAMES_##r "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 ";}"             \
-      : QKV_BINDS_##r                                                                       \
-      : "l"(a), "l"(b), "r"(accumulate), "n"(int(LayoutA)), "n"(int(LayoutB)))
+#define QKV_WGMMA_SHARED(n, r, i0, i1, i2, i3, i4, i5, i6)                               \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %" #i2                                     \
+               ", 0;\n"                                                                  \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." QKV_TYPE "." QKV_TYPE   \
+               " {" QKV_NAMES_##r "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 ";}" \
+               : QKV_BINDS_##r                                                           \
+               : "l"(a), "l"(b), "r"(accumulate), "n"(int(LayoutA)), "n"(int(LayoutB)))
 // A in registers.
-#define QKV_WGMMA_REGISTERS(n, r, i0, i1, i2, i3, i4, i5, i6)                                \
-  asm volatile(                                                                             \
-      "{.reg .pred p; setp.ne.b32 p, %" #i5 ", 0;\n"                                        \
-      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." QKV_TYPE "." QKV_TYPE               \
-      " {" QKV_NAMES_##r "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4                  \
-      ", p, 1, 1, %" #i6 ";}"                                                               \
-      : QKV_BINDS_##r                                                                       \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),                \
-        "n"(int(LayoutB)))
+#define QKV_WGMMA_REGISTERS(n, r, i0, i1, i2, i3, i4, i5, i6)                                    \
+  asm volatile(                                                                                  \
+      "{.reg .pred p; setp.ne.b32 p, %" #i5                                                      \
+      ", 0;\n"                                                                                   \
+      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." QKV_TYPE "." QKV_TYPE " {" QKV_NAMES_##r \
+      "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4 ", p, 1, 1, %" #i6 ";}"                  \
+      : QKV_BINDS_##r                                                                            \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(int(LayoutB)))
 
-#define QKV_EACH_WIDTH(instruction)                          \
-  if constexpr (N == 64) instruction(64, 32, 32, 33, 34, 35, 36, 37, 38); \
-  else if constexpr (N == 80) instruction(80, 40, 40, 41, 42, 43, 44, 45, 46); \
-  else if constexpr (N == 96) instruction(96, 48, 48, 49, 50, 51, 52, 53, 54); \
-  else if constexpr (N == 112) instruction(112, 56, 56, 57, 58, 59, 60, 61, 62); \
-  else if constexpr (N == 128) instruction(128, 64, 64, 65, 66, 67, 68, 69, 70); \
-  else if constexpr (N == 160) instruction(160, 80, 80, 81, 82, 83, 84, 85, 86); \
-  else if constexpr (N == 176) instruction(176, 88, 88, 89, 90, 91, 92, 93, 94); \
-  else if constexpr (N == 192) instruction(192, 96, 96, 97, 98, 99, 100, 101, 102); \
-  else if constexpr (N == 256) instruction(256, 128, 128, 129, 130, 131, 132, 133, 134);
+#define QKV_EACH_WIDTH(instruction)                   \
+  if constexpr (N == 64)                              \
+    instruction(64, 32, 32, 33, 34, 35, 36, 37, 38);  \
+  else if constexpr (N == 80)                         \
+    instruction(80, 40, 40, 41, 42, 43, 44, 45, 46);  \
+  else if constexpr (N == 128)                        \
+    instruction(128, 64, 64, 65, 66, 67, 68, 69, 70); \
+  else if constexpr (N == 176)                        \
+    instruction(176, 88, 88, 89, 90, 91, 92, 93, 94); \
+  else if constexpr (N == 256)                        \
+    instruction(256, 128, 128, 129, 130, 131, 132, 133, 134);
 
 // d += a b, or d = a b when `accumulate` is 0.
 template <class T, Contiguous LayoutA, Contiguous LayoutB, int Count>
