@@ -62,4 +62,5 @@ endif()
 if(qkv_with_cuda)
   # cuBLAS is needed where a program is linked; the run time of CUDA is in the objects.
   target_link_libraries(qkv PRIVATE CUDA::cudart_static CUDA::cublasLt)
+  set(qkv_cuda_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcublasLt -lcudart_static -ldl -lrt")
 endif()
