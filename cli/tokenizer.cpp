@@ -43,18 +43,21 @@ void add_tokenizer(CLI::App& app, Job& job) {
   group->require_subcommand(1);
   CLI::App* command = group->add_subcommand("train", "Learn a vocabulary from text files");
   command->footer(examples("qkv tokenizer train --size 8000 --out my-tokenizer book.txt",
-                           "qkv tokenizer train --special '<s>,</s>' --out t *.txt"));
+                           "qkv tokenizer train --kind unigram --size 8000 --out t *.txt"));
   const auto options = std::make_shared<TrainOptions>();
-  command->add_option("--kind", options->kind, "bpe (byte-level)")
-      ->check(CLI::IsMember({"bpe"}))
+  command->add_option("--kind", options->kind, "bpe (byte-level) or unigram")
+      ->check(CLI::IsMember({"bpe", "unigram"}))
       ->capture_default_str();
   command->add_option("--size", options->training.size, "Tokens to arrive at")
       ->capture_default_str();
-  command->add_option("--min-frequency", options->training.min_frequency, "Of a pair to merge")
+  command
+      ->add_option("--min-frequency", options->training.min_frequency,
+                   "Of a pair to merge, or of a piece")
       ->capture_default_str();
   command
       ->add_option("--special", options->training.special_tokens,
-                   "Special tokens, which get the first ids (default: <|endoftext|>)")
+                   "Special tokens, which get the first ids (default: <|endoftext|>; for unigram "
+                   "<pad>,</s>,<unk>)")
       ->delimiter(',');
   command->add_option("--out", options->out, "Folder for tokenizer.json")->required();
   command->add_option("files", options->files, "Text files")->required();

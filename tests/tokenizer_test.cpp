@@ -142,6 +142,46 @@ TEST(Tokenizer, TrainedTwiceIsTheSame) {
   EXPECT_ERROR("nowhere", train_tokenizer({"nowhere"}, {.size = 300, .on_progress = {}}));
 }
 
+// Words made of a few parts: what is learnt is the parts and whole words, not what lies across.
+TEST(Tokenizer, UnigramFindsThePartsOfWords) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.path("text");
+  std::ofstream file(path);
+  for (const char* first : {"walk", "talk", "jump", "play"}) {
+    for (const char* last : {"ing", "ed", "er", "s"}) {
+      for (int i = 0; i < 20; ++i) file << first << last << ", " << first << ".\n";
+    }
+  }
+  file.close();
+  const TokenizerTraining training{
+      .kind = TokenizerKind::unigram, .size = 40, .special_tokens = {}, .on_progress = {}};
+  const Tokenizer first = train_tokenizer({path}, training);
+  EXPECT_EQ(first.size(), 40);
+  EXPECT_EQ(first.id("<pad>"), 0);
+  EXPECT_EQ(first.unknown_id(), 2);
+  const auto pieces = [&](const std::string& text) {
+    std::vector<std::string> all;
+    for (const std::int64_t id : first.encode(text)) all.push_back(first.token(id));
+    return all;
+  };
+  const std::string space = "\xE2\x96\x81";
+  EXPECT_EQ(pieces("walk."), (std::vector<std::string>{space + "walk", "."}));
+  EXPECT_EQ(pieces("  talking  "), (std::vector<std::string>{space + "talk", "ing"}));
+  EXPECT_EQ(first.encode("Q"), (std::vector<std::int64_t>{*first.id(space), 2}));
+  EXPECT_EQ(first.decode(first.encode("jumped, played.")), "jumped, played.");
+  // Written and read, and trained again: the same.
+  first.save(folder.path("tokenizer.json"));
+  const Tokenizer read = Tokenizer::load(folder.path("tokenizer.json"));
+  const Tokenizer second = train_tokenizer({path}, training);
+  const std::string text = "Who walks and who jumps?";
+  EXPECT_EQ(read.encode(text), first.encode(text));
+  EXPECT_EQ(second.encode(text), first.encode(text));
+  EXPECT_ERROR("characters", train_tokenizer({path}, {.kind = TokenizerKind::unigram,
+                                                      .size = 5,
+                                                      .special_tokens = {},
+                                                      .on_progress = {}}));
+}
+
 TEST(Tokenizer, TruncatedFilesAreErrors) {
   const std::string text = small_json();
   for (std::size_t size = 0; size < text.size(); size += 7) {

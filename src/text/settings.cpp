@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/check.h"
+#include "text/metaspace.h"
 
 namespace qkv::text {
 namespace {
@@ -28,6 +29,21 @@ Json special_tokens(const VocabularyEntries& vocabulary,
                     {"content", token},
                     {"single_word", false},
                     {"lstrip", token == "<mask>"},
+                    {"rstrip", false},
+                    {"normalized", false},
+                    {"special", true}});
+  }
+  return list;
+}
+
+// The same for tokens whose ids are their places.
+Json first_tokens(const std::vector<std::string>& tokens) {
+  Json list = Json::array();
+  for (std::size_t id = 0; id < tokens.size(); ++id) {
+    list.push_back({{"id", id},
+                    {"content", tokens[id]},
+                    {"single_word", false},
+                    {"lstrip", false},
                     {"rstrip", false},
                     {"normalized", false},
                     {"special", true}});
@@ -80,16 +96,27 @@ std::string gpt2_settings(const VocabularyEntries& vocabulary) {
 
 std::string trained_bpe_settings(const std::vector<std::string>& special_tokens) {
   Json settings = Json::parse(gpt2_settings({}));
-  for (std::size_t id = 0; id < special_tokens.size(); ++id) {
-    settings["added_tokens"].push_back({{"id", id},
-                                        {"content", special_tokens[id]},
-                                        {"single_word", false},
-                                        {"lstrip", false},
-                                        {"rstrip", false},
-                                        {"normalized", false},
-                                        {"special", true}});
-  }
+  settings["added_tokens"] = first_tokens(special_tokens);
   return settings.dump();
+}
+
+std::string trained_unigram_settings(const std::vector<std::string>& special_tokens) {
+  const Json metaspace = {{"type", "Metaspace"},
+                          {"replacement", kMetaspace},
+                          {"prepend_scheme", "always"},
+                          {"split", true}};
+  // Compatible forms are one, and so are runs of spaces: what sentencepiece does by default.
+  const Json runs = {{"type", "Replace"}, {"pattern", {{"Regex", " {2,}"}}}, {"content", " "}};
+  const Json strip = {{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}};
+  const Json normalizers = Json::array({{{"type", "Nmt"}}, {{"type", "NFKC"}}, runs, strip});
+  const auto unknown = std::ranges::find(special_tokens, "<unk>");
+  return settings(first_tokens(special_tokens),
+                  {{"type", "Sequence"}, {"normalizers", normalizers}}, metaspace, nullptr,
+                  metaspace,
+                  {{"type", "Unigram"},
+                   {"unk_id", unknown - special_tokens.begin()},
+                   {"byte_fallback", false}})
+      .dump();
 }
 
 std::string bert_settings(const VocabularyEntries& vocabulary) {

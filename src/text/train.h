@@ -19,5 +19,9 @@ struct CountedWord {
 // A byte-level BPE tokenizer that cuts words as GPT-2 does. The words are in a fixed order.
 TokenizerFile train_byte_level_bpe(const std::vector<CountedWord>& words,
                                    const TokenizerTraining& training);
+// A Unigram tokenizer of words that begin with a metaspace, as sentencepiece trains it. Among the
+// special tokens is <unk>.
+TokenizerFile train_unigram(const std::vector<CountedWord>& words,
+                            const TokenizerTraining& training);
 
 }  // namespace qkv::text
