@@ -13,6 +13,7 @@
 #include "qkv/optim.h"
 #include "qkv/random.h"
 #include "support/attention_check.h"
+#include "support/goldens.h"
 #include "support/values.h"
 
 namespace qkv::test {
@@ -101,7 +102,7 @@ TEST_F(Cuda, GivesTheSameBitsEveryTime) {
 
 // Ten steps of AdamW on the whole of a small model, on both devices.
 TEST_F(Cuda, TrainsAsTheCpuDoes) {
-  const std::string folder = std::string(QKV_TEST_DATA) + "/goldens/gpt2";
+  const std::string folder = golden("gpt2");
   const Checkpoint expected = Checkpoint::open(folder + "/expected.safetensors");
   const auto losses = [&](Device device) {
     const auto model =

@@ -8,15 +8,13 @@
 
 #include "models/sampling.h"
 #include "qkv/error.h"
+#include "support/goldens.h"
 
 namespace qkv {
 namespace {
 
 using Ids = std::vector<std::int64_t>;
-
-std::string golden(const std::string& name) {
-  return std::string(QKV_TEST_DATA) + "/goldens/" + name;
-}
+using test::golden;
 
 // What choose_token can choose over a fine grid of draws.
 std::set<std::int64_t> choices(const std::vector<float>& logits, const GenerateOptions& options) {

@@ -15,17 +15,15 @@
 #include "qkv/ops.h"
 #include "qkv/quantize.h"
 #include "qkv/random.h"
+#include "support/goldens.h"
 #include "support/values.h"
 
 namespace qkv {
 namespace {
 
 using test::bytes_of;
+using test::golden;
 using test::values_of;
-
-std::string golden(const std::string& name) {
-  return std::string(QKV_TEST_DATA) + "/goldens/" + name;
-}
 
 template <class Body>
 void on_every_target(Body body) {

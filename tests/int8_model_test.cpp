@@ -15,6 +15,7 @@
 #include "qkv/generate.h"
 #include "qkv/models/model.h"
 #include "qkv/random.h"
+#include "support/goldens.h"
 #include "support/temporary_folder.h"
 #include "support/values.h"
 
@@ -22,20 +23,12 @@ namespace qkv {
 namespace {
 
 using test::bytes_of;
+using test::golden;
+using test::kGoldens;
 using test::values_of;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::TemporaryFolder;
-
-std::string golden(const std::string& name) {
-  return std::string(QKV_TEST_DATA) + "/goldens/" + name;
-}
-
-const std::vector<std::string> kAll{
-    "bart",   "bert-classifier", "bert-masked-lm", "bert-model", "distilbert", "gemma2",  "gpt2",
-    "llama",  "longformer",      "marian",         "mistral",    "qwen3",      "roberta", "t5",
-    "t5-v1.1"};
-const std::vector<std::string> kDecoders{"gpt2", "llama", "mistral", "qwen3", "gemma2"};
 
 Tensor counting(std::int64_t batch, std::int64_t count) {
   std::vector<std::int64_t> ids;
@@ -69,11 +62,12 @@ void save_quantized(const std::string& name, const std::string& folder, std::int
 }
 
 class Int8Golden : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(All, Int8Golden, ::testing::ValuesIn(kAll), [](const auto& golden_name) {
-  std::string name = golden_name.param;
-  for (char& c : name) c = c == '-' || c == '.' ? '_' : c;
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(All, Int8Golden, ::testing::ValuesIn(kGoldens),
+                         [](const auto& golden_name) {
+                           std::string name = golden_name.param;
+                           for (char& c : name) c = c == '-' || c == '.' ? '_' : c;
+                           return name;
+                         });
 
 TEST_P(Int8Golden, IsNearF32) {
   const Tensor exact = output_of(*load_model(golden(GetParam())));

@@ -17,6 +17,7 @@
 #include "qkv/error.h"
 #include "qkv/optim.h"
 #include "qkv/random.h"
+#include "support/goldens.h"
 #include "support/temporary_folder.h"
 #include "support/values.h"
 
@@ -24,17 +25,10 @@ namespace qkv {
 namespace {
 
 using test::bytes_of;
+using test::golden;
+using test::kDecoderGoldens;
+using test::kGoldens;
 using testing::TemporaryFolder;
-
-std::string golden(const std::string& name) {
-  return std::string(QKV_TEST_DATA) + "/goldens/" + name;
-}
-
-const std::vector<std::string> kAll{
-    "bart",   "bert-classifier", "bert-masked-lm", "bert-model", "distilbert", "gemma2",  "gpt2",
-    "llama",  "longformer",      "marian",         "mistral",    "qwen3",      "roberta", "t5",
-    "t5-v1.1"};
-const std::vector<std::string> kDecoders{"gpt2", "llama", "mistral", "qwen3", "gemma2"};
 
 Tensor ids_of(std::vector<std::int64_t> ids, std::int64_t batch = 1) {
   const auto count = static_cast<std::int64_t>(ids.size());
@@ -87,7 +81,7 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 }
 
 TEST(Models, EveryParameterIsNamedAsInTheFile) {
-  for (const std::string& name : kAll) {
+  for (const std::string& name : kGoldens) {
     SCOPED_TRACE(name);
     const auto model = load_model(golden(name));
     const Checkpoint checkpoint = Checkpoint::open(golden(name));
@@ -197,7 +191,7 @@ TEST(Models, BadInputIsNamed) {
 }
 
 TEST(Models, ACacheChangesNothing) {
-  for (const std::string& name : kDecoders) {
+  for (const std::string& name : kDecoderGoldens) {
     SCOPED_TRACE(name);
     const auto model = load_model(golden(name));
     const std::vector<std::int64_t> ids = counting(40);
@@ -238,7 +232,7 @@ TEST(Models, EncoderDecodersReuseTheirMemory) {
 }
 
 TEST(Models, PaddingOnTheLeftChangesNothing) {
-  for (const std::string& name : kDecoders) {
+  for (const std::string& name : kDecoderGoldens) {
     SCOPED_TRACE(name);
     const auto model = load_model(golden(name));
     const std::vector<std::int64_t> ids = counting(12);
@@ -253,7 +247,7 @@ TEST(Models, PaddingOnTheLeftChangesNothing) {
 }
 
 TEST(Models, SavedAndLoadedAgainIsTheSame) {
-  for (const std::string& name : kAll) {
+  for (const std::string& name : kGoldens) {
     SCOPED_TRACE(name);
     const TemporaryFolder folder;
     const auto model = load_model(golden(name));
