@@ -88,9 +88,10 @@ void FeedForward::visit(const Visitor& visitor) {
   visitor(config_.down, down);
 }
 
-Tensor FeedForward::operator()(const Tensor& x) const {
-  if (!config_.gated) return down(up(x, config_.activation));
-  return down(gated(gate(x), up(x), config_.activation));
+Tensor FeedForward::operator()(const Tensor& x, Training* training) const {
+  const Tensor inner =
+      config_.gated ? gated(gate(x), up(x), config_.activation) : up(x, config_.activation);
+  return down(dropout(inner, config_.dropout, training));
 }
 
 }  // namespace qkv::nn
