@@ -83,6 +83,9 @@ struct InitializeOptions {
   float deviation = 0.02f;
   DType dtype = DType::f32;
   bool uniform = false;  // of the same deviation, ten times as fast to draw: for benchmarks
+  // Deviations by size: sqrt(2 / (inputs + outputs)) for matrices (Glorot & Bengio 2010),
+  // 1 / sqrt(width) for tables. What the Transformer of 2017 starts from.
+  bool xavier = false;
 };
 // Draws every parameter: norms 1, biases 0, everything else normal.
 void initialize(Module& module, std::uint64_t seed, const InitializeOptions& options = {});
@@ -179,8 +182,9 @@ class KvCache {
   std::int64_t length() const { return length_; }  // positions seen so far
   std::int64_t capacity() const { return capacity_; }
   std::size_t bytes() const;  // reserved
-  // Row i becomes what row rows[i] was: beams that survive, sequences that ended.
-  void reorder(const std::vector<std::int64_t>& rows);
+  // Row i becomes what row rows[i] was: beams that survive, sequences that ended. With
+  // `same_memory` the rows trade places among those of one source, whose memory is the same.
+  void reorder(const std::vector<std::int64_t>& rows, bool same_memory = false);
   // Which positions hold tokens rather than padding, boolean [B, length]; undefined = all.
   Tensor visible;
 
@@ -239,12 +243,15 @@ struct Trace {
   std::vector<Tensor> hidden_states{}, attention_weights{}, cross_weights{};
 };
 
+class MultiHeadAttention;
+
 // What one attention of a training pass told of its scores.
 struct AttentionHealth {
   std::string name;  // "encoder.0.self", "decoder.3.cross"
   AttentionStatistics statistics{};
-  Tensor queries{},
-      keys{};  // as they were multiplied, [B, H, S, D]: their gradients can be watched
+  // As they were multiplied, [B, H, S, D]: their gradients can be watched.
+  Tensor queries{}, keys{};
+  const MultiHeadAttention* layer = nullptr;  // whose they are, where it is one
 };
 
 // A training pass: what layers do then, and never else. They drop out, each time with a seed of its

@@ -23,4 +23,5 @@
 #include "qkv/tensor.h"
 #include "qkv/threads.h"
 #include "qkv/tokenizer.h"
+#include "qkv/translate.h"
 #include "qkv/version.h"

@@ -9,8 +9,9 @@ struct Attended {
   Tensor queries, keys, values;  // [B, heads, S, D]
 };
 struct AttendOptions {
-  const char* kind = "self";  // or "cross", "global": for names
-  double dropout = 0;         // of the weights, in training
+  const char* kind = "self";                  // or "cross", "global": for names
+  double dropout = 0;                         // of the weights, in training
+  const MultiHeadAttention* layer = nullptr;  // that calls
 };
 Tensor attend(const Attended& x, AttentionOptions options, const AttendOptions& how,
               const AttentionCall& call);

@@ -173,8 +173,8 @@ Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call
         .push_back(attention_weights(queries, keys, options));
   }
   const char* kind = c.cross ? "cross" : "self";
-  const Tensor attended =
-      attend({queries, keys, values}, options, {.kind = kind, .dropout = c.dropout}, call);
+  const Tensor attended = attend({queries, keys, values}, options,
+                                 {.kind = kind, .dropout = c.dropout, .layer = this}, call);
   return out(to(merge_heads(attended), x.dtype()));
 }
 

@@ -36,7 +36,8 @@ Tensor attend(const Attended& x, AttentionOptions options, const AttendOptions& 
         {.name = std::string(call.side) + "." + std::to_string(call.layer) + "." + how.kind,
          .statistics = forward.statistics,
          .queries = x.queries,
-         .keys = x.keys});
+         .keys = x.keys,
+         .layer = how.layer});
   }
   return forward.out;
 }

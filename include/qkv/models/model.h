@@ -105,8 +105,8 @@ struct LoadOptions {
 // Reads config.json and model.safetensors (or the shards of model.safetensors.index.json) of a
 // folder. Everything missing, unexpected or of the wrong shape is listed in one Error.
 std::unique_ptr<Model> load_model(const std::string& folder, const LoadOptions& options = {});
-// A model of this config.json (a path, or one of model_presets()) with random weights, uniform: to
-// measure with. Before training, nn::initialize draws better ones.
+// A model of this config.json (a path, its text, or one of model_presets()) with random weights,
+// uniform: to measure with. Before training, nn::initialize draws better ones.
 std::unique_ptr<Model> make_model(const std::string& config, std::uint64_t seed = 0,
                                   DType dtype = DType::f32, std::int64_t group = 32);
 std::vector<std::string> model_presets();
