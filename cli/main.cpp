@@ -28,6 +28,7 @@ void add_commands(CLI::App& app, qkv::cli::Job& job) {
   qkv::cli::add_tokenizer(app, job);
   qkv::cli::add_quantize(app, job);
   qkv::cli::add_perplexity(app, job);
+  qkv::cli::add_bleu(app, job);
   qkv::cli::add_info(app, job);
   qkv::cli::add_help(app, job);
   qkv::cli::add_completion(app, job);
