@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "qkv/activation.h"
 #include "qkv/dtype.h"
+#include "qkv/optimizer_rule.h"
 #include "qkv/tensor.h"
 
 namespace qkv {
@@ -83,15 +85,30 @@ struct CrossEntropyBackward {
   Tensor dlogits;  // like logits
 };
 
-// One step of AdamW on one parameter; all contiguous, of one size.
-struct AdamWProblem {
-  Tensor parameter;  // any floating dtype
-  Tensor gradient;   // f32
-  Tensor m, v;       // f32: running means of the gradient and its square
-  Tensor master;     // f32 copy of a 16-bit parameter, or undefined
-  float lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
-  float correction1 = 1, correction2 = 1;  // 1 - beta^t
-  float gradient_scale = 1;                // from clipping
+// One step of an optimiser; the tensors of a parameter are contiguous and of its shape.
+struct OptimizerItem {
+  Tensor parameter;         // any floating dtype
+  Tensor gradient;          // f32
+  Tensor m, v;              // f32, or undefined where the rule has none
+  Tensor master;            // f32 copy of a 16-bit parameter, or undefined
+  Tensor ema;               // f32, or undefined
+  Tensor steps;             // i64 [], raised by one
+  double weight_decay = 0;  // times lr: the share of the parameter that goes
+};
+// g is the gradient, scaled when all of them together have a norm above clip_norm; t the steps.
+//   adamw: m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, u = (m / (1 - b1^t)) / (sqrt(v / (1 -
+//          b2^t)) + eps)
+//   lion:  u = sign(b1 m + (1 - b1) g), m = b2 m + (1 - b2) g
+//   sgd:   m = b1 m + g, u = m
+// and then w = w (1 - lr decay) - lr u, ema = d ema + (1 - d) w. When the norm is not finite,
+// nothing but the norm is written.
+struct OptimizerProblem {
+  std::vector<OptimizerItem> items;
+  OptimizerRule rule = OptimizerRule::adamw;
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0;
+  double clip_norm = 0;  // 0: gradients as they are
+  double ema = 0;
+  Tensor norm;  // f32 []: of all gradients, before they are scaled
 };
 
 }  // namespace qkv

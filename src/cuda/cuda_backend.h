@@ -46,7 +46,7 @@ class CudaBackend final : public Backend {
                           Tensor& dtable) override;
   void cross_entropy(const CrossEntropyProblem& problem) override;
   void cross_entropy_backward(const CrossEntropyBackward& problem) override;
-  void adamw(const AdamWProblem& problem) override;
+  void optimize(const OptimizerProblem& problem) override;
   void softmax(const Tensor& x, Tensor& y) override;
   void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override;
   void attention_forward(const AttentionProblem& problem, const AttentionResults& out) override;
