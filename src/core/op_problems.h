@@ -20,7 +20,8 @@ struct MatmulProblem {
   Tensor b;     // [B, K, N], the same
   Tensor bias;  // [N] contiguous, any floating dtype, or undefined
   Activation activation = Activation::none;
-  Tensor y;  // [B, M, N], contiguous, any floating dtype
+  Tensor before;  // like y: a b + bias, which the activation saw; undefined where nobody asks
+  Tensor y;       // [B, M, N], any floating dtype; contiguous, but rows may stand further apart
 };
 
 // A weight [N, K] as a backend likes it; what it is besides is the backend's own.
@@ -42,8 +43,10 @@ struct LinearProblem {
 
 // y = norm(x + residual), over rows of the last axis; everything contiguous.
 struct NormProblem {
-  Tensor x;              // [rows, D]
-  Tensor residual;       // like x, or undefined
+  Tensor x;            // [rows, D]
+  Tensor residual;     // like x, or undefined
+  double dropout = 0;  // of x, before the sum, as Backend::dropout does it
+  std::uint64_t seed = 0;
   Tensor weight;         // [D] or undefined
   Tensor bias;           // [D] or undefined
   bool centered = true;  // layer norm; false: RMS norm
@@ -57,9 +60,12 @@ struct NormBackward {
   Tensor weight, mean, rstd;
   bool centered = true;
   float weight_offset = 0;
+  double dropout = 0;  // as in NormProblem
+  std::uint64_t seed = 0;
   Tensor dy;              // like x, or undefined (zero)
   Tensor dsum;            // what reaches the sum from elsewhere, or undefined
-  Tensor dx;              // like x
+  Tensor dx;              // like x: of the sum, which is that of the residual
+  Tensor ddropped;        // like x: of what was dropped from; undefined without dropout
   Tensor dweight, dbias;  // f32 [D], or undefined
 };
 
@@ -71,7 +77,7 @@ struct RotaryProblem {
 };
 
 struct CrossEntropyProblem {
-  Tensor logits;   // [rows, V] contiguous
+  Tensor logits;   // [rows, V]; rows may stand further apart
   Tensor targets;  // i64 [rows] contiguous; ignore_index or 0 .. V-1
   std::int64_t ignore_index = -100;
   float label_smoothing = 0, z_loss = 0;
@@ -82,7 +88,7 @@ struct CrossEntropyProblem {
 struct CrossEntropyBackward {
   const CrossEntropyProblem* forward = nullptr;
   Tensor dloss;    // f32 []
-  Tensor dlogits;  // like logits
+  Tensor dlogits;  // [rows, V]; rows may stand further apart
 };
 
 // One step of an optimiser; the tensors of a parameter are contiguous and of its shape.

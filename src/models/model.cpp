@@ -12,6 +12,8 @@
 namespace qkv {
 namespace {
 
+constexpr std::int64_t kIgnored = -100;  // a label that asks for nothing
+
 struct Family {
   const char* type;
   std::unique_ptr<Model> (*make)(const ModelSource&);
@@ -128,7 +130,7 @@ Tensor Model::decoder_inputs(const Tensor& labels) const {
     std::rotate(row, row + length - 1, row + length);
     *row = info_.decoder_start_id;
   }
-  std::replace(ids.begin(), ids.end(), std::int64_t{-100}, std::max<std::int64_t>(info_.pad_id, 0));
+  std::replace(ids.begin(), ids.end(), kIgnored, std::max<std::int64_t>(info_.pad_id, 0));
   return Tensor::from(ids, {batch, length});
 }
 
@@ -144,7 +146,11 @@ Tensor Model::loss(const ModelInput& input, const Tensor& labels) const {
     const std::int64_t length = logits.size(1);
     check(labels.shape() == input.ids.shape(), "{}: labels {} must have the shape of ids {}",
           info_.family, labels.shape(), input.ids.shape());
-    return cross_entropy(slice(logits, 1, 0, length - 1), slice(labels, 1, 1, length));
+    // Each position is asked for the next label. The logits stay whole: they are the larger part.
+    const Tensor none =
+        Tensor::full({labels.size(0), 1}, kIgnored, {labels.dtype(), labels.device()});
+    return cross_entropy(logits, concat({slice(labels, 1, 1, length), none}, 1),
+                         {.ignore_index = kIgnored});
   }
   if (info_.kind == ModelKind::encoder) return cross_entropy(logits_of(input), labels);
   ModelInput shifted = input;
