@@ -43,6 +43,11 @@ std::unique_ptr<Model> make_llama(const ModelSource& source);  // and Mistral, Q
 std::unique_ptr<Model> make_bart(const ModelSource& source);   // and Marian
 std::unique_ptr<Model> make_t5(const ModelSource& source);
 
+// What a config says of dropout in training.
+inline double dropout_rate(const Config& config, const std::string& key, double fallback) {
+  return config.number_or(key, fallback, 0, 0.999);
+}
+
 // The rows whose logits are wanted: all, or the last of each sequence.
 inline Tensor head_rows(const Tensor& hidden, const ModelContext& context) {
   const std::int64_t length = hidden.size(1);

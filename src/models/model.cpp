@@ -12,8 +12,6 @@
 namespace qkv {
 namespace {
 
-constexpr std::int64_t kIgnored = -100;  // a label that asks for nothing
-
 struct Family {
   const char* type;
   std::unique_ptr<Model> (*make)(const ModelSource&);
@@ -130,14 +128,15 @@ Tensor Model::decoder_inputs(const Tensor& labels) const {
     std::rotate(row, row + length - 1, row + length);
     *row = info_.decoder_start_id;
   }
-  std::replace(ids.begin(), ids.end(), kIgnored, std::max<std::int64_t>(info_.pad_id, 0));
+  std::replace(ids.begin(), ids.end(), std::int64_t{-100}, std::max<std::int64_t>(info_.pad_id, 0));
   return Tensor::from(ids, {batch, length});
 }
 
-Tensor Model::loss(const ModelInput& input, const Tensor& labels) const {
+Tensor Model::loss(const ModelInput& input, const Tensor& labels, const ModelContext& context,
+                   const CrossEntropyOptions& options) const {
   check(labels.defined(), "{}: labels are undefined", info_.family);
   const auto logits_of = [&](const ModelInput& given) {
-    const Tensor logits = (*this)(given).logits;
+    const Tensor logits = (*this)(given, context).logits;
     check(logits.defined(), "loss: a {} has no head to predict with", info_.architecture);
     return logits;
   };
@@ -147,15 +146,14 @@ Tensor Model::loss(const ModelInput& input, const Tensor& labels) const {
     check(labels.shape() == input.ids.shape(), "{}: labels {} must have the shape of ids {}",
           info_.family, labels.shape(), input.ids.shape());
     // Each position is asked for the next label. The logits stay whole: they are the larger part.
-    const Tensor none =
-        Tensor::full({labels.size(0), 1}, kIgnored, {labels.dtype(), labels.device()});
-    return cross_entropy(logits, concat({slice(labels, 1, 1, length), none}, 1),
-                         {.ignore_index = kIgnored});
+    const Tensor none = Tensor::full({labels.size(0), 1}, static_cast<double>(options.ignore_index),
+                                     {labels.dtype(), labels.device()});
+    return cross_entropy(logits, concat({slice(labels, 1, 1, length), none}, 1), options);
   }
-  if (info_.kind == ModelKind::encoder) return cross_entropy(logits_of(input), labels);
+  if (info_.kind == ModelKind::encoder) return cross_entropy(logits_of(input), labels, options);
   ModelInput shifted = input;
   shifted.decoder_ids = decoder_inputs(labels);
-  return cross_entropy(logits_of(shifted), labels);
+  return cross_entropy(logits_of(shifted), labels, options);
 }
 
 Tensor mean_embedding(const Tensor& hidden, const Tensor& mask) {

@@ -2,6 +2,7 @@
 #include <mutex>
 
 #include "core/check.h"
+#include "nn/attend.h"
 #include "nn/heads.h"
 #include "nn/pack.h"
 #include "qkv/autograd.h"
@@ -171,7 +172,10 @@ Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call
     (c.cross ? call.trace->cross_weights : call.trace->attention_weights)
         .push_back(attention_weights(queries, keys, options));
   }
-  return out(to(merge_heads(attention(queries, keys, values, options)), x.dtype()));
+  const char* kind = c.cross ? "cross" : "self";
+  const Tensor attended = attend({queries, keys, values}, options,
+                                 {.kind = kind, .dropout = c.dropout, .layer = this}, call);
+  return out(to(merge_heads(attended), x.dtype()));
 }
 
 }  // namespace qkv::nn
