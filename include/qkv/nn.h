@@ -140,7 +140,7 @@ class Norm : public Module {
   void visit(const Visitor& visitor) override;
   Tensor operator()(const Tensor& x) const;
   // Of x + residual; that sum goes on along the residual stream.
-  NormedSum operator()(const Tensor& x, const Tensor& residual) const;
+  NormedSum operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout = {}) const;
 
   Tensor weight, bias;
 

@@ -17,6 +17,7 @@
 #include "qkv/nn.h"
 #include "qkv/ops.h"
 #include "qkv/optim.h"
+#include "qkv/optimizer_rule.h"
 #include "qkv/quantize.h"
 #include "qkv/random.h"
 #include "qkv/study.h"

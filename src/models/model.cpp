@@ -145,7 +145,10 @@ Tensor Model::loss(const ModelInput& input, const Tensor& labels, const ModelCon
     const std::int64_t length = logits.size(1);
     check(labels.shape() == input.ids.shape(), "{}: labels {} must have the shape of ids {}",
           info_.family, labels.shape(), input.ids.shape());
-    return cross_entropy(slice(logits, 1, 0, length - 1), slice(labels, 1, 1, length), options);
+    // Each position is asked for the next label. The logits stay whole: they are the larger part.
+    const Tensor none = Tensor::full({labels.size(0), 1}, static_cast<double>(options.ignore_index),
+                                     {labels.dtype(), labels.device()});
+    return cross_entropy(logits, concat({slice(labels, 1, 1, length), none}, 1), options);
   }
   if (info_.kind == ModelKind::encoder) return cross_entropy(logits_of(input), labels, options);
   ModelInput shifted = input;

@@ -55,9 +55,15 @@ Stream Layer::operator()(const Stream& x, const AttentionCall& call,
   Training* training = call.training;
   const auto thin = [&](const Tensor& part) { return dropout(part, config_.dropout, training); };
   if (config_.place == NormPlace::after) {
-    Tensor y = self_norm_(thin((*self_)(x.sum, call)), x.sum).normed;
-    if (config_.cross) y = cross_norm_(thin(cross_(y, cross)), y).normed;
-    return {feed_forward_norm_(thin(feed_forward_(y, training)), y).normed};
+    // The norm drops out on its way. Seeds are drawn after the part has drawn its own.
+    const auto join = [&](const Norm& norm, const Tensor& part, const Tensor& sum) {
+      const bool drops = training != nullptr && config_.dropout > 0;
+      return norm(part, sum, drops ? Dropout{config_.dropout, training->next_seed()} : Dropout{})
+          .normed;
+    };
+    Tensor y = join(self_norm_, (*self_)(x.sum, call), x.sum);
+    if (config_.cross) y = join(cross_norm_, cross_(y, cross), y);
+    return {join(feed_forward_norm_, feed_forward_(y, training), y)};
   }
   // The norm that follows a part adds what the part gave to the stream.
   const auto enter = [](const Norm& norm, const Stream& s) {
