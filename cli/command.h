@@ -30,6 +30,8 @@ void add_quantize(CLI::App& app, Job& job);
 void add_study(CLI::App& app, Job& job);
 void add_tokenize(CLI::App& app, Job& job);
 void add_tokenizer(CLI::App& app, Job& job);
+void add_train(CLI::App& app, Job& job);
+void add_translate(CLI::App& app, Job& job);
 void add_verify(CLI::App& app, Job& job);
 
 // Options that every subcommand has.

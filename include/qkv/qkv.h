@@ -24,5 +24,6 @@
 #include "qkv/tensor.h"
 #include "qkv/threads.h"
 #include "qkv/tokenizer.h"
+#include "qkv/train.h"
 #include "qkv/translate.h"
 #include "qkv/version.h"

@@ -147,6 +147,7 @@ class Bart final : public Model {
                   .causal = is_decoder,
                   .dropout = dropout_rate(c, "attention_dropout", 0),
                   .out = "out_proj"};
+    read_score_options(c, layer.self);
     layer.dropout = stack.dropout = dropout_rate(c, "dropout", 0.1);
     if (is_decoder) {
       layer.cross = layer.self;

@@ -142,6 +142,7 @@ class Bert final : public Model {
                   .k = names_.k,
                   .v = names_.v,
                   .out = names_.attention_out};
+    read_score_options(c, layer.self);
     layer.feed_forward = {.hidden = hidden,
                           .inner = inner,
                           .activation = activation_,

@@ -41,6 +41,7 @@ class Gpt2 final : public Model {
                     .dropout = dropout_rate(c, "attn_pdrop", 0.1),
                     .q = "c_attn",
                     .out = "c_proj"};
+      read_score_options(c, layer.self);
       if (by_layer || !scaled) {
         const double base =
             scaled ? 1 / std::sqrt(static_cast<double>(hidden) / static_cast<double>(info_.heads))

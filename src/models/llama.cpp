@@ -126,11 +126,11 @@ class Llama final : public Model {
     attention.out_bias = attention.bias;
     attention.causal = true;
     attention.dropout = dropout_rate(c, "attention_dropout", 0);
-    attention.softcap = static_cast<float>(c.number_or("attn_logit_softcapping", 0, 0, 1e6));
     if (c.has("query_pre_attn_scalar")) {
       attention.scale =
           static_cast<float>(1 / std::sqrt(c.number("query_pre_attn_scalar", 1e-6, 1e9)));
     }
+    read_score_options(c, attention);
     if (info_.family == "qwen3") attention.qk_norm_eps = c.number_or("rms_norm_eps", 1e-6, 0, 1);
     const std::int64_t window = c.integer_or("sliding_window", 0, 0, kMaxPositions);
     const std::vector<std::string> types = c.texts("layer_types");

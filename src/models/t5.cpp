@@ -112,6 +112,7 @@ class T5 final : public Model {
                   .k = "k",
                   .v = "v",
                   .out = "o"};
+    read_score_options(c, layer.self);
     layer.self_name = "layer.0.SelfAttention";
     layer.self_norm = "layer.0.layer_norm";
     if (side.is_decoder) {
