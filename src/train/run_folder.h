@@ -16,7 +16,7 @@ namespace qkv {
 struct RunState {
   std::int64_t step = 0;
   DataPosition position{};
-  double seconds = 0;            // of training so far
+  double seconds = 0;  // of training so far
   // Since the last report: the loss summed over tokens, and their number.
   double loss = 0;
   std::int64_t tokens = 0;
