@@ -9,6 +9,7 @@
 #include "qkv/data.h"
 #include "support/data_folder.h"
 #include "support/goldens.h"
+#include "train/data_text.h"
 
 namespace qkv {
 namespace {
@@ -149,6 +150,24 @@ TEST(DataText, LongFilesGiveTheTokensOfShortOnes) {
   EXPECT_EQ(data.tokens(), 600001);
 }
 
+TEST(DataText, LongDocumentsAreCutAtLinesElseAtSpaces) {
+  const auto check_pieces = [](const std::string& document, char before, char behind) {
+    std::string joined;
+    const auto pieces = data::pieces_of(document);
+    EXPECT_GT(pieces.size(), 2U);
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      EXPECT_TRUE(i == 0 || behind == 0 || pieces[i].front() == behind);
+      EXPECT_TRUE(i + 1 == pieces.size() || before == 0 || pieces[i].back() == before);
+      joined += pieces[i];
+    }
+    EXPECT_EQ(joined, document);
+  };
+  std::string lines, line;
+  for (int i = 0; i < 100000; ++i) lines += "ab cd\nefg\n", line += "ab cde ";
+  check_pieces(lines, '\n', 0);
+  check_pieces(line, 0, ' ');
+}
+
 TEST(DataText, TrainsAModel) {
   const DataFolder folder;
   const auto model = load_model(test::golden("gpt2"));
@@ -284,6 +303,18 @@ TEST(DataLabelled, TakesNamesAndNumbersAndCutsLongTexts) {
   EXPECT_EQ(batch.tokens, 3);
   EXPECT_EQ(batch.read, 12);
   EXPECT_EQ(data.text(1).source, "c d e f");
+}
+
+TEST(DataLabelled, EndWithEosOnlyWhereTheTokenizerHasNoTemplate) {
+  const DataFolder folder;
+  DataOptions options = labelled(folder.write("x.tsv", "a b c d\t0\n"));
+  options.max_source = 5;
+  ModelInfo model = testing::classifier_info();
+  model.eos_ids = {2};
+  EXPECT_EQ(Dataset(options, folder.tokenizer(true), model).source(0), (Ids{4, 5, 6, 7, 1}));
+  EXPECT_EQ(Dataset(options, folder.tokenizer(), model).source(0), (Ids{5, 6, 7, 8, 2}));
+  options.max_source = 3;
+  EXPECT_EQ(Dataset(options, folder.tokenizer(), model).source(0), (Ids{5, 6, 2}));
 }
 
 TEST(DataLabelled, TrainsAModel) {
