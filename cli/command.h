@@ -24,6 +24,7 @@ void add_generate(CLI::App& app, Job& job);
 void add_help(CLI::App& app, Job& job);
 void add_info(CLI::App& app, Job& job);
 void add_inspect(CLI::App& app, Job& job);
+void add_look(CLI::App& app, Job& job);
 void add_perplexity(CLI::App& app, Job& job);
 void add_quantize(CLI::App& app, Job& job);
 void add_study(CLI::App& app, Job& job);

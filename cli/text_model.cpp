@@ -43,29 +43,33 @@ void check_folder(const std::string& folder) {
   check(fs::is_directory(status), "{}: this is a file; a model is the folder it lies in", folder);
 }
 
-}  // namespace
-
-void ModelOptions::add_to(CLI::App& command) {
+void add_options(CLI::App& command, const char* name, ModelOptions& options) {
   command
-      .add_option("model", folder,
+      .add_option(name, options.folder,
                   "The model: a folder with config.json, model.safetensors and its tokenizer")
       ->required()
       ->type_name("DIR");
-  command.add_option("--dtype", dtype, "Convert the weights first (default: as stored)")
+  command.add_option("--dtype", options.dtype, "Convert the weights first (default: as stored)")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "i8"}));
 }
 
-std::unique_ptr<Model> open_model(const ModelOptions& options, Task task, const Common& common) {
+}  // namespace
+
+void ModelOptions::add_to(CLI::App& command) { add_options(command, "model", *this); }
+void ModelOptions::add_named_to(CLI::App& command) { add_options(command, "--model", *this); }
+
+std::unique_ptr<Model> open_model(const ModelOptions& options, const Common& common) {
   check_folder(options.folder);
   LoadOptions load;
   load.device = common.chosen_device();
   if (!options.dtype.empty()) load.dtype = dtype_from_string(options.dtype);
-  std::unique_ptr<Model> model;
-  {
-    Progress progress("loading");
-    load.progress = [&](int done, int total) { progress.update(done, total); };
-    model = load_model(options.folder, load);
-  }
+  Progress progress("loading");
+  load.progress = [&](int done, int total) { progress.update(done, total); };
+  return load_model(options.folder, load);
+}
+
+std::unique_ptr<Model> open_model(const ModelOptions& options, Task task, const Common& common) {
+  std::unique_ptr<Model> model = open_model(options, common);
   const ModelInfo& info = model->info();
   const std::string kind = (info.kind == ModelKind::decoder ? "a " : "an ") + to_string(info.kind);
   check(can_do(info, task), "{}: this is {} ({}), which cannot {}; use qkv {}", options.folder,

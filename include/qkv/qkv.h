@@ -22,3 +22,4 @@
 #include "qkv/threads.h"
 #include "qkv/tokenizer.h"
 #include "qkv/version.h"
+#include "qkv/viewer.h"

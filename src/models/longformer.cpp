@@ -74,8 +74,12 @@ Tensor LongformerAttention::operator()(const Tensor& x, const nn::AttentionCall&
   AttentionOptions local;
   local.mask = call.mask & Mask::window(window_ / 2, window_ / 2);
   if (call.global.defined()) local.mask = local.mask & Mask::global(call.global);
-  Tensor y = merge_heads(attention(split_heads(query_(x), heads_), split_heads(key_(x), heads_),
-                                   split_heads(value_(x), heads_), local));
+  const nn::TracedAttention windowed{false, split_heads(query_(x), heads_),
+                                     split_heads(key_(x), heads_), split_heads(value_(x), heads_),
+                                     local};
+  // Of global rows a trace sees the attention within the window, which is thrown away below.
+  if (call.trace != nullptr && call.trace->on_attention) call.trace->on_attention(windowed);
+  Tensor y = merge_heads(attention(windowed.queries, windowed.keys, windowed.values, local));
 
   const GlobalRows rows = call.global.defined() ? find_rows(call.global) : GlobalRows{};
   if (rows.count > 0) {

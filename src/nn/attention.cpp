@@ -171,6 +171,9 @@ Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call
     (c.cross ? call.trace->cross_weights : call.trace->attention_weights)
         .push_back(attention_weights(queries, keys, options));
   }
+  if (call.trace != nullptr && call.trace->on_attention) {
+    call.trace->on_attention({c.cross, queries, keys, values, options});
+  }
   return out(to(merge_heads(attention(queries, keys, values, options)), x.dtype()));
 }
 
