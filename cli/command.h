@@ -27,6 +27,7 @@ void add_inspect(CLI::App& app, Job& job);
 void add_look(CLI::App& app, Job& job);
 void add_perplexity(CLI::App& app, Job& job);
 void add_quantize(CLI::App& app, Job& job);
+void add_serve(CLI::App& app, Job& job);
 void add_study(CLI::App& app, Job& job);
 void add_tokenize(CLI::App& app, Job& job);
 void add_tokenizer(CLI::App& app, Job& job);

@@ -131,4 +131,43 @@ std::string to_page_data(const AttentionPicture& picture, const PageOptions& opt
 // One page that needs nothing else: no network, no other file.
 std::string to_html(const AttentionPicture& picture, const PageOptions& options = {});
 
+// What a program behind HTTP answers, without the HTTP.
+struct ViewerRequest {
+  std::string method, path;  // "GET", "/api/rows"
+  std::vector<std::pair<std::string, std::string>> query{};
+  std::string body{}, host{}, token{};  // host: the header; token: however it was handed over
+};
+struct ViewerResponse {
+  int status = 200;
+  std::string type, body;
+};
+struct ViewerOptions {
+  std::string title{};  // of the model
+  ModelInfo model{};
+  std::string example{};             // the text the page begins with
+  std::string token{};               // that every request must bring; empty = none
+  bool local = true;                 // answer only those who ask for localhost by name
+  std::string runs{};                // folder of training runs; empty = none
+  std::size_t max_body = 256 << 10;  // bytes of a request
+  int max_waiting = 4;               // requests for a look at one time; more are turned away
+  PageOptions page{.limit = 6 << 20};
+};
+// Live pages and the API of docs/seeing.md; called from any number of threads.
+class Viewer {
+ public:
+  struct Query {
+    std::string text, target;
+    std::int64_t new_tokens = 0;
+  };
+  using Look = std::function<AttentionPicture(const Query&)>;
+  Viewer(Look look, ViewerOptions options);
+  ~Viewer();
+  // Never throws: what goes wrong is a response that says so.
+  ViewerResponse operator()(const ViewerRequest& request);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 }  // namespace qkv

@@ -9,9 +9,11 @@ namespace qkv {
 namespace viewer {
 namespace {
 
-constexpr const char* kScripts[] = {"data.js",       "dom.js",       "scales.js",     "export.js",
-                                    "head_view.js",  "long_view.js", "model_view.js", "qk_view.js",
-                                    "heads_view.js", "live.js",      "main.js"};
+constexpr const char* kScripts[] = {"data.js",     "dom.js",        "scales.js",    "export.js",
+                                    "heat_map.js", "head_view.js",  "long_view.js", "model_view.js",
+                                    "qk_view.js",  "heads_view.js", "live.js",      "main.js"};
+constexpr const char* kRunScripts[] = {"dom.js",      "scales.js", "export.js",
+                                       "heat_map.js", "curves.js", "runs.js"};
 
 // JSON says "<" only in strings, where it may be written like this.
 std::string without_tags(const std::string& json) {
@@ -74,6 +76,10 @@ std::string joined(const char* const (&scripts)[N]) {
 
 std::string look_page(const std::string& title, const std::string& json) {
   return page_of(asset("look.html"), {title, json, joined(kScripts)});
+}
+
+std::string runs_page(const std::string& json) {
+  return page_of(asset("runs.html"), {"Training runs", json, joined(kRunScripts)});
 }
 
 }  // namespace viewer

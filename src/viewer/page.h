@@ -1,4 +1,4 @@
-// The page, complete with its data.
+// The two pages, each complete with its data.
 #pragma once
 
 #include <string>
@@ -6,5 +6,6 @@
 namespace qkv::viewer {
 
 std::string look_page(const std::string& title, const std::string& json);
+std::string runs_page(const std::string& json);
 
 }  // namespace qkv::viewer
