@@ -16,6 +16,7 @@ using Job = std::function<void()>;  // throws Error when it fails
 void add_bench(CLI::App& app, Job& job);
 void add_bench_model(CLI::App& bench, Job& job);      // a subcommand of bench
 void add_bench_tokenizer(CLI::App& bench, Job& job);  // likewise
+void add_bleu(CLI::App& app, Job& job);
 void add_classify(CLI::App& app, Job& job);
 void add_completion(CLI::App& app, Job& job);
 void add_encode(CLI::App& app, Job& job);
@@ -31,6 +32,8 @@ void add_serve(CLI::App& app, Job& job);
 void add_study(CLI::App& app, Job& job);
 void add_tokenize(CLI::App& app, Job& job);
 void add_tokenizer(CLI::App& app, Job& job);
+void add_train(CLI::App& app, Job& job);
+void add_translate(CLI::App& app, Job& job);
 void add_verify(CLI::App& app, Job& job);
 
 // Options that every subcommand has.

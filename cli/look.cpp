@@ -85,7 +85,7 @@ void add_selection(CLI::App& command, LookCommand& c) {
 void add_look(CLI::App& app, Job& job) {
   CLI::App* command = app.add_subcommand("look", "Show what each token of a text attends to");
   command->footer(
-      examples("qkv look 'The cat sat on the mat.' --model path/to/minilm-l6 --out page.html",
+      examples("qkv look \"Le chat s'est assis sur le tapis.\" --out page.html",
                "qkv look 'Once upon a time' --model path/to/stories15m --generate 20 --layer 3"));
   const auto c = std::make_shared<LookCommand>();
   CLI::Option* text =

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "codec.h"
 #include "qkv/viewer.h"
@@ -12,7 +13,8 @@ namespace qkv::cli {
 
 class LookModel {
  public:
-  LookModel(const ModelOptions& options, const Common& common, bool ids);
+  // Without a folder: the translator that comes with qkv.
+  LookModel(ModelOptions options, const Common& common, bool ids);
 
   // The folder's own name, for titles.
   std::string name() const;
@@ -21,7 +23,10 @@ class LookModel {
                               const LookOptions& options) const;
 
  private:
+  std::vector<std::int64_t> ended(std::vector<std::int64_t> tokens) const;
+
   std::string folder_;
+  bool ids_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Codec> codec_;
 };

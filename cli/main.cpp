@@ -16,12 +16,14 @@
 namespace {
 
 void add_commands(CLI::App& app, qkv::cli::Job& job) {
+  qkv::cli::add_translate(app, job);
   qkv::cli::add_generate(app, job);
   qkv::cli::add_encode(app, job);
   qkv::cli::add_fill(app, job);
   qkv::cli::add_classify(app, job);
   qkv::cli::add_look(app, job);
   qkv::cli::add_serve(app, job);
+  qkv::cli::add_train(app, job);
   qkv::cli::add_bench(app, job);
   qkv::cli::add_study(app, job);
   qkv::cli::add_verify(app, job);
@@ -30,6 +32,7 @@ void add_commands(CLI::App& app, qkv::cli::Job& job) {
   qkv::cli::add_tokenizer(app, job);
   qkv::cli::add_quantize(app, job);
   qkv::cli::add_perplexity(app, job);
+  qkv::cli::add_bleu(app, job);
   qkv::cli::add_info(app, job);
   qkv::cli::add_help(app, job);
   qkv::cli::add_completion(app, job);

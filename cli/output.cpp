@@ -35,8 +35,7 @@ std::string read_input(const char* what) {
   return text;
 }
 
-std::vector<std::string> read_input_lines(const char* what) {
-  const std::string text = read_input(what);
+std::vector<std::string> lines_of_text(const std::string& text) {
   std::vector<std::string> lines;
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
@@ -45,6 +44,10 @@ std::vector<std::string> read_input_lines(const char* what) {
     begin = end + 1;
   }
   return lines;
+}
+
+std::vector<std::string> read_input_lines(const char* what) {
+  return lines_of_text(read_input(what));
 }
 
 }  // namespace qkv::cli

@@ -24,7 +24,8 @@ void print_json(const nlohmann::ordered_json& json);
 
 // Standard input, with a word on standard error when a person is expected to type it.
 std::string read_input(const char* what);
-// Its lines, without their ends.
+// Lines without their ends, LF or CR LF; of standard input, too.
+std::vector<std::string> lines_of_text(const std::string& text);
 std::vector<std::string> read_input_lines(const char* what);
 
 }  // namespace qkv::cli

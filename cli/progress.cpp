@@ -17,17 +17,24 @@ constexpr auto kRedraw = std::chrono::milliseconds(80);
 constexpr auto kLines = std::chrono::seconds(1);
 constexpr const char* kClearLine = "\r\x1b[K";
 
+std::string rate_text(double rate) {
+  return rate < 10 ? fmt::format("{:.1f}/s", rate) : fmt::format("{:.0f}/s", rate);
+}
+
+}  // namespace
+
 std::string time_text(double seconds) {
   const long whole = std::lround(seconds);
   return whole < 60 ? fmt::format("{} s", whole)
                     : fmt::format("{} min {} s", whole / 60, whole % 60);
 }
 
-std::string rate_text(double rate) {
-  return rate < 10 ? fmt::format("{:.1f}/s", rate) : fmt::format("{:.0f}/s", rate);
+std::string bar_text(std::int64_t done, std::int64_t total) {
+  const std::int64_t filled = kBar * std::min(done, total) / total;
+  std::string bar;
+  for (int i = 0; i < kBar; ++i) bar += i < filled ? "█" : "░";
+  return bar;
 }
-
-}  // namespace
 
 Progress::Progress(std::string label)
     : label_(std::move(label)), terminal_(::isatty(STDERR_FILENO) == 1) {}
@@ -56,10 +63,8 @@ void Progress::update(int done, int total) {
   if (!is_last && now - last_ < kRedraw) return;
   last_ = now;
   drawn_ = true;
-  const int filled = static_cast<int>(std::int64_t{kBar} * std::min(done, total) / total);
-  std::string bar;
-  for (int i = 0; i < kBar; ++i) bar += i < filled ? "█" : "░";
-  fmt::print(stderr, "{}{} {} {}/{}  {}", kClearLine, label_, bar, done, total, pace);
+  fmt::print(stderr, "{}{} {} {}/{}  {}", kClearLine, label_, bar_text(done, total), done, total,
+             pace);
   std::fflush(stderr);
 }
 

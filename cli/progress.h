@@ -3,9 +3,13 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 
 namespace qkv::cli {
+
+std::string time_text(double seconds);  // "2 min 5 s"
+std::string bar_text(std::int64_t done, std::int64_t total);
 
 class Progress {
  public:

@@ -42,6 +42,7 @@ std::string example_for(const ServeCommand& c, const ModelInfo& info) {
   if (!c.example.empty()) return c.example;
   if (c.ids) return "5 6 7 8";
   if (!info.input_symbols.empty()) return "attention";
+  if (c.model.folder.empty()) return "Le chat s'est assis sur le tapis.";
   return info.kind == ModelKind::decoder ? "Once upon a time" : "The cat sat on the mat.";
 }
 
@@ -89,7 +90,7 @@ void run_serve(const ServeCommand& c) {
 void add_serve(CLI::App& app, Job& job) {
   CLI::App* command =
       app.add_subcommand("serve", "Look at attention live in a browser, and at training runs");
-  command->footer(examples("qkv serve --model path/to/minilm-l6",
+  command->footer(examples("qkv serve",
                            "qkv serve --model path/to/stories15m --port 9000 --runs path/to/runs"));
   const auto c = std::make_shared<ServeCommand>();
   c->model.add_named_to(*command);

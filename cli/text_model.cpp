@@ -43,20 +43,29 @@ void check_folder(const std::string& folder) {
   check(fs::is_directory(status), "{}: this is a file; a model is the folder it lies in", folder);
 }
 
-void add_options(CLI::App& command, const char* name, ModelOptions& options) {
-  command
-      .add_option(name, options.folder,
-                  "The model: a folder with config.json, model.safetensors and its tokenizer")
-      ->required()
-      ->type_name("DIR");
-  command.add_option("--dtype", options.dtype, "Convert the weights first (default: as stored)")
+void add_dtype(CLI::App& command, std::string& dtype) {
+  command.add_option("--dtype", dtype, "Convert the weights first (default: as stored)")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "i8"}));
 }
 
 }  // namespace
 
-void ModelOptions::add_to(CLI::App& command) { add_options(command, "model", *this); }
-void ModelOptions::add_named_to(CLI::App& command) { add_options(command, "--model", *this); }
+void ModelOptions::add_to(CLI::App& command) {
+  command
+      .add_option("model", folder,
+                  "The model: a folder with config.json, model.safetensors and its tokenizer")
+      ->required()
+      ->type_name("DIR");
+  add_dtype(command, dtype);
+}
+
+void ModelOptions::add_named_to(CLI::App& command) {
+  command
+      .add_option("--model", folder,
+                  "The model's folder (default: the translator that comes along)")
+      ->type_name("DIR");
+  add_dtype(command, dtype);
+}
 
 std::unique_ptr<Model> open_model(const ModelOptions& options, const Common& common) {
   check_folder(options.folder);

@@ -26,7 +26,8 @@ struct ModelOptions {
   std::string folder, dtype;
 
   void add_to(CLI::App& command);
-  // The same with the folder as --model, for commands whose first argument is a text.
+  // The same with the folder as --model, for commands whose first argument is a text; without it
+  // the folder stays empty, for default_model().
   void add_named_to(CLI::App& command);
 };
 

@@ -263,17 +263,57 @@ class Readme(unittest.TestCase):
         commands = [line for block in blocks for line in block.splitlines()
                     if line.startswith("qkv ") or "| qkv " in line]
         self.assertTrue(commands)
-        path = os.path.dirname(QKV) + os.pathsep + os.environ["PATH"]
+        path = os.path.dirname(os.path.abspath(QKV)) + os.pathsep + os.environ["PATH"]
+        shared = os.path.join(root, "..", "shared")
+        folder = tempfile.TemporaryDirectory()  # where commands may write
+        self.addCleanup(folder.cleanup)
+        for name in os.listdir(shared) if os.path.isdir(shared) else []:
+            os.symlink(os.path.abspath(os.path.join(shared, name)), os.path.join(folder.name, name))
         for command in commands:
             with self.subTest(command=command):
                 models = re.findall(r"models/([\w-]+)", command)
                 if not all(trained(name) for name in models):
                     self.skipTest(f"not here: {models}")
                 run = subprocess.run(["bash", "-c", command], capture_output=True, text=True,
-                                     cwd=os.path.join(root, "..", "shared"),
+                                     cwd=folder.name,
                                      env={**os.environ, "PATH": path}, encoding="utf-8")
                 self.assertEqual(run.returncode, 0, run.stderr)
                 self.assertTrue(run.stdout)
+
+
+class Bleu(TextTest):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.translations = self.file("t", "The cat sat on the mat.\r\nGood morning, Tom!\n")
+        self.references = self.file("r", "The cat sat on a mat.\nGood morning, Tom!")
+
+    def file(self, name, text):
+        path = os.path.join(self.folder, name)
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        return path
+
+    def test_says_what_sacrebleu_says(self):
+        lines = self.output("bleu", self.translations, self.references).splitlines()
+        self.assertEqual(lines[0], "BLEU = 69.19 91.7/80.0/62.5/50.0 "
+                                   "(BP = 1.000 ratio = 1.000 hyp_len = 12 ref_len = 12)")
+        self.assertRegex(lines[1], r"^nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:qkv-")
+
+    def test_takes_several_references_and_standard_input(self):
+        report = self.json("bleu", "-", self.references, self.translations, "--tokenize", "char",
+                           stdin="The cat sat on the mat.\ngood morning, Tom!\n")
+        self.assertTrue(report["signature"].startswith("nrefs:2|case:mixed|eff:no|tok:char|"))
+        self.assertLess(report["score"], 100)
+        report = self.json("bleu", "-", self.references, self.translations, "--lowercase",
+                           stdin="The cat sat on the mat.\ngood morning, Tom!\n")
+        self.assertAlmostEqual(report["score"], 100)
+
+    def test_refuses_files_of_other_lengths(self):
+        short = self.file("short", "The cat sat on a mat.\n")
+        self.assertIn("has 1 lines, but", self.refused("bleu", self.translations, short))
+        self.assertIn("no lines", self.refused("bleu", self.file("empty", ""), short))
 
 
 if __name__ == "__main__":

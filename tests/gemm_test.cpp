@@ -126,7 +126,7 @@ void expect_product(const Tensor& a, const Tensor& b, const Tensor& bias, Activa
 Tensor product(const Tensor& a, const Tensor& b, const Tensor& bias = {},
                Activation f = Activation::none, DType dtype = DType::f32) {
   Tensor y = Tensor::full({a.size(0), a.size(1), b.size(2)}, kNan, {dtype});
-  cpu().matmul({a, b, bias, f, y});
+  cpu().matmul({a, b, bias, f, {}, y});
   return y;
 }
 

@@ -146,7 +146,7 @@ TEST(Generate, BeamsFindWhatGreedyMisses) {
     for (std::size_t t = 0; t < tokens.size(); ++t) {
       const auto at = static_cast<std::int64_t>(prompt.size() + t - 1) * 96;
       const std::span<const float> row(logits.data<float>() + at, 96);
-      sum += log_probabilities(row)[static_cast<std::size_t>(tokens[t])];
+      sum += row[static_cast<std::size_t>(tokens[t])] - log_sum_exp(row);
     }
     return sum;
   };
@@ -156,6 +156,19 @@ TEST(Generate, BeamsFindWhatGreedyMisses) {
       generate(*model, {prompt}, {.max_new_tokens = 10, .beams = 8, .stop_ids = Ids{}}).front();
   EXPECT_EQ(beam.size(), greedy.size());
   EXPECT_GE(score(prompt, beam), score(prompt, greedy) - 1e-6);
+}
+
+// Prompts of a batch end at different steps, and their beams do not mix.
+TEST(Generate, BeamsOfABatchAreThoseOfEachAlone) {
+  const std::vector<Ids> prompts{{4, 8, 15, 16}, {23, 42}, {7, 7, 7, 7, 7, 7, 7}, {61, 5, 3}};
+  for (const char* name : {"marian", "bart", "t5", "gpt2", "llama"}) {
+    const auto model = load_model(golden(name));
+    const GenerateOptions options{.max_new_tokens = 12, .beams = 4, .stop_ids = Ids{1, 2, 40, 41}};
+    const std::vector<Ids> together = generate(*model, prompts, options);
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ(together[i], generate(*model, {prompts[i]}, options).front()) << name << " " << i;
+    }
+  }
 }
 
 TEST(Generate, AStepMayBeTheLast) {

@@ -173,6 +173,22 @@ TEST_F(ViewerService, ReadsRunsAsTheyGrow) {
   one = json::parse(viewer(get("/api/run", {{"name", "first"}})).body);
   EXPECT_EQ(one["points"]["loss"], (std::vector<double>{5.5, 4.9}));
   EXPECT_TRUE(one["warnings"].empty());
+  file << R"({"step": 3, "loss": 4.0})"
+          "\n"
+       << R"({"step": 3, "eval": {"loss": 3.5}})"
+          "\n"
+       << R"({"step": 4, "loss": "nan"})"
+          "\n"
+       << std::flush;  // an evaluation on a line of its own takes nothing back
+  one = json::parse(viewer(get("/api/run", {{"name", "first"}})).body);
+  EXPECT_EQ(one["points"]["loss"], (json{5.5, 4.9, 4.0, nullptr}));
+  EXPECT_EQ(one["evaluations"].size(), 1u);
+
+  const std::string cut = "{\"step\": 1, \"loss\": 5.5}\n" + std::string(4000, ' ') + "\n";
+  std::ofstream(run / "new") << cut;  // longer than it was, and another file
+  std::filesystem::rename(run / "new", run / "metrics.jsonl");
+  one = json::parse(viewer(get("/api/run", {{"name", "first"}})).body);
+  EXPECT_EQ(one["points"]["loss"], (std::vector<double>{5.5}));
   for (const char* name : {"../first", "first/../first", "", ".", "no-run", "/etc"}) {
     EXPECT_EQ(viewer(get("/api/run", {{"name", name}})).status, 400) << name;
   }

@@ -14,6 +14,7 @@
 #include <memory>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "qkv/tensor.h"
@@ -27,11 +28,18 @@ class Gradients {
   // d loss / d x; an undefined Tensor when the loss does not depend on x.
   Tensor operator[](const Tensor& x) const;
   std::size_t size() const { return by_id_.size(); }
-  void set(const Tensor& x, Tensor gradient) { by_id_[x.id()] = std::move(gradient); }
+  void set(const Tensor& x, Tensor gradient) {
+    own_.erase(x.id());
+    by_id_[x.id()] = std::move(gradient);
+  }
+  // Adds those of another backward: a batch in several passes. Sums are f32. They are kept in
+  // place: what operator[] gave before a second accumulate changes with it.
+  void accumulate(const Gradients& other);
 
  private:
   friend class Tape;
   std::unordered_map<std::uint64_t, Tensor> by_id_;
+  std::unordered_set<std::uint64_t> own_;  // sums that nobody else's memory is part of
 };
 
 class Tape {

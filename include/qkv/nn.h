@@ -83,6 +83,9 @@ struct InitializeOptions {
   float deviation = 0.02f;
   DType dtype = DType::f32;
   bool uniform = false;  // of the same deviation, ten times as fast to draw: for benchmarks
+  // Deviations by size: sqrt(2 / (inputs + outputs)) for matrices (Glorot & Bengio 2010),
+  // 1 / sqrt(width) for tables. What the Transformer of 2017 starts from.
+  bool xavier = false;
 };
 // Draws every parameter: norms 1, biases 0, everything else normal.
 void initialize(Module& module, std::uint64_t seed, const InitializeOptions& options = {});
@@ -137,7 +140,7 @@ class Norm : public Module {
   void visit(const Visitor& visitor) override;
   Tensor operator()(const Tensor& x) const;
   // Of x + residual; that sum goes on along the residual stream.
-  NormedSum operator()(const Tensor& x, const Tensor& residual) const;
+  NormedSum operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout = {}) const;
 
   Tensor weight, bias;
 
@@ -179,8 +182,9 @@ class KvCache {
   std::int64_t length() const { return length_; }  // positions seen so far
   std::int64_t capacity() const { return capacity_; }
   std::size_t bytes() const;  // reserved
-  // Row i becomes what row rows[i] was: beams that survive, sequences that ended.
-  void reorder(const std::vector<std::int64_t>& rows);
+  // Row i becomes what row rows[i] was: beams that survive, sequences that ended. With
+  // `same_memory` the rows trade places among those of one source, whose memory is the same.
+  void reorder(const std::vector<std::int64_t>& rows, bool same_memory = false);
   // Which positions hold tokens rather than padding, boolean [B, length]; undefined = all.
   Tensor visible;
 
@@ -250,6 +254,33 @@ struct Trace {
   std::function<void(const TracedAttention&)> on_attention{};
 };
 
+class MultiHeadAttention;
+
+// What one attention of a training pass told of its scores.
+struct AttentionHealth {
+  std::string name;  // "encoder.0.self", "decoder.3.cross"
+  AttentionStatistics statistics{};
+  // As they were multiplied, [B, H, S, D]: their gradients can be watched.
+  Tensor queries{}, keys{};
+  const MultiHeadAttention* layer = nullptr;  // whose they are, where it is one
+};
+
+// A training pass: what layers do then, and never else. They drop out, each time with a seed of its
+// own, and they tell how their scores are when asked.
+struct Training {
+  std::uint64_t seed = 0;                    // of this pass
+  DType dtype = DType::f32;                  // of the residual stream: f32 or bf16
+  Statistics statistics = Statistics::none;  // what every attention is to tell
+  std::vector<AttentionHealth> health{};     // what they told, in the order they ran
+  std::uint64_t draws = 0;                   // seeds taken so far
+
+  std::uint64_t next_seed();
+};
+// dropout(x, p) in a training pass; x itself where there is none.
+Tensor dropout(const Tensor& x, double p, Training* training);
+// What enters the residual stream: dropped out, and in the dtype of the pass.
+Tensor enter_stream(const Tensor& x, double p, Training* training);
+
 struct AttentionConfig {
   std::int64_t hidden = 0, heads = 0;
   std::int64_t kv_heads = 0;       // 0: heads
@@ -262,6 +293,7 @@ struct AttentionConfig {
   std::int64_t window = 0;  // > 0: i - j < window
   std::optional<float> scale{};
   float softcap = 0;
+  double dropout = 0;                   // of the weights, in training
   std::optional<double> qk_norm_eps{};  // RMS norm of each head of q and k
   // Names of the four projections in the checkpoint; with `fused`, q names the fused one.
   std::string q = "q_proj", k = "k_proj", v = "v_proj", out = "o_proj";
@@ -273,8 +305,10 @@ struct AttentionCall {
   Bias bias{};
   const RotaryTables* rotary = nullptr;
   KvCache* cache = nullptr;
-  std::size_t layer = 0;  // of the cache
+  std::size_t layer = 0;         // of the cache
+  const char* side = "decoder";  // or "encoder": for names
   Trace* trace = nullptr;
+  Training* training = nullptr;
   Tensor global{};   // boolean [B, S]: positions that see and are seen by all (Longformer)
   Tensor visible{};  // f32 [B, S, 1], 0 at padding (Longformer); absent = all are tokens
 };
@@ -317,6 +351,7 @@ struct FeedForwardConfig {
   bool gated = false;
   bool bias = true;
   bool transposed = false;
+  double dropout = 0;  // of what the activation gives, in training
   std::string up = "fc1", gate{}, down = "fc2";
 };
 // down(activation(up(x))), or down(activation(gate(x)) * up(x)).
@@ -325,7 +360,7 @@ class FeedForward final : public Module {
   FeedForward() = default;
   explicit FeedForward(const FeedForwardConfig& config);
   void visit(const Visitor& visitor) override;
-  Tensor operator()(const Tensor& x) const;
+  Tensor operator()(const Tensor& x, Training* training = nullptr) const;
 
   Linear up, gate, down;
 
@@ -343,6 +378,7 @@ struct LayerConfig {
   FeedForwardConfig feed_forward{};
   NormConfig norm{};
   NormPlace place = NormPlace::before;
+  double dropout = 0;  // of what each part adds to the residual stream, in training
   std::shared_ptr<Attention> attention{};  // instead of exact self-attention
   // How the checkpoint calls the parts; an empty name adds no prefix.
   std::string self_name = "self_attn", self_norm = "self_attn_layer_norm";

@@ -26,6 +26,9 @@ Tensor contiguous(const Tensor& x);
 Tensor to(const Tensor& x, DType dtype);
 Tensor to(const Tensor& x, Device device);  // x itself when it is there already
 Tensor concat(const std::vector<Tensor>& parts, int axis);
+// Views of `sizes` elements along an axis, which together are all of it. Gradients that lie in
+// memory as the parts do (those of attention on q, k and v) come back as one without a copy.
+std::vector<Tensor> split(const Tensor& x, int axis, const std::vector<std::int64_t>& sizes);
 
 // Element by element, with broadcasting; b is converted to the dtype of a.
 Tensor add(const Tensor& a, const Tensor& b);
@@ -88,14 +91,19 @@ Tensor linear(const Tensor& x, const PackedWeight& weight, const Tensor& bias = 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps);
 // x / sqrt(mean(x^2) + eps) * (weight + weight_offset): Gemma stores weights around 0 and adds 1.
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double weight_offset = 0);
-// The sum that goes on along the residual stream, and its norm, in one pass over memory.
+// The sum that goes on along the residual stream, and its norm, in one pass over memory. x may be
+// dropped from on the way, as dropout() does it.
 struct NormedSum {
   Tensor sum, normed;
 };
+struct Dropout {
+  double p = 0;
+  std::uint64_t seed = 0;
+};
 NormedSum add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                         const Tensor& bias, double eps);
+                         const Tensor& bias, double eps, const Dropout& dropout = {});
 NormedSum add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
-                       double weight_offset = 0);
+                       double weight_offset = 0, const Dropout& dropout = {});
 
 // Rows of table [V, D] by ids (i32 or i64, any shape): [..., D]. Row `padding` gets no gradient.
 Tensor embedding(const Tensor& ids, const Tensor& table, std::int64_t padding = -1);

@@ -62,6 +62,24 @@ Tensor Gradients::operator[](const Tensor& x) const {
   return found == by_id_.end() ? Tensor() : found->second;
 }
 
+void Gradients::accumulate(const Gradients& other) {
+  for (const auto& [id, gradient] : other.by_id_) {
+    const auto [entry, is_first] = by_id_.try_emplace(id, gradient);
+    if (is_first) continue;
+    Tensor& sum = entry->second;
+    check(sum.shape() == gradient.shape(), "accumulate: gradients of one tensor are {} and {}",
+          sum.shape(), gradient.shape());
+    const Tensor before = sum;
+    if (own_.insert(id).second) sum = Tensor::empty(sum.shape(), {DType::f32, sum.device()});
+    if (before.dtype() == DType::f32) {
+      backend(sum.device()).binary(BinaryOp::add, before, gradient, sum);
+    } else {  // widen before the sum, not after it
+      backend(sum.device()).copy(before, sum);
+      backend(sum.device()).binary(BinaryOp::add, sum, gradient, sum);
+    }
+  }
+}
+
 Tape::Tape() : recording_(std::make_unique<Recording>()), outer_(innermost) { innermost = this; }
 
 Tape::~Tape() {

@@ -62,7 +62,8 @@ class Backend {
                                   Tensor& dtable) = 0;
   virtual void cross_entropy(const CrossEntropyProblem& problem) = 0;
   virtual void cross_entropy_backward(const CrossEntropyBackward& problem) = 0;
-  virtual void adamw(const AdamWProblem& problem) = 0;
+  // Waits for nothing: whether the norm is finite is decided on the device.
+  virtual void optimize(const OptimizerProblem& problem) = 0;
 
   // Over the last axis; all contiguous.
   virtual void softmax(const Tensor& x, Tensor& y) = 0;

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "qkv/activation.h"
 #include "qkv/dtype.h"
+#include "qkv/optimizer_rule.h"
 #include "qkv/tensor.h"
 
 namespace qkv {
@@ -18,7 +20,8 @@ struct MatmulProblem {
   Tensor b;     // [B, K, N], the same
   Tensor bias;  // [N] contiguous, any floating dtype, or undefined
   Activation activation = Activation::none;
-  Tensor y;  // [B, M, N], contiguous, any floating dtype
+  Tensor before;  // like y: a b + bias, which the activation saw; undefined where nobody asks
+  Tensor y;       // [B, M, N], any floating dtype; contiguous, but rows may stand further apart
 };
 
 // A weight [N, K] as a backend likes it; what it is besides is the backend's own.
@@ -40,8 +43,10 @@ struct LinearProblem {
 
 // y = norm(x + residual), over rows of the last axis; everything contiguous.
 struct NormProblem {
-  Tensor x;              // [rows, D]
-  Tensor residual;       // like x, or undefined
+  Tensor x;            // [rows, D]
+  Tensor residual;     // like x, or undefined
+  double dropout = 0;  // of x, before the sum, as Backend::dropout does it
+  std::uint64_t seed = 0;
   Tensor weight;         // [D] or undefined
   Tensor bias;           // [D] or undefined
   bool centered = true;  // layer norm; false: RMS norm
@@ -55,9 +60,12 @@ struct NormBackward {
   Tensor weight, mean, rstd;
   bool centered = true;
   float weight_offset = 0;
+  double dropout = 0;  // as in NormProblem
+  std::uint64_t seed = 0;
   Tensor dy;              // like x, or undefined (zero)
   Tensor dsum;            // what reaches the sum from elsewhere, or undefined
-  Tensor dx;              // like x
+  Tensor dx;              // like x: of the sum, which is that of the residual
+  Tensor ddropped;        // like x: of what was dropped from; undefined without dropout
   Tensor dweight, dbias;  // f32 [D], or undefined
 };
 
@@ -69,7 +77,7 @@ struct RotaryProblem {
 };
 
 struct CrossEntropyProblem {
-  Tensor logits;   // [rows, V] contiguous
+  Tensor logits;   // [rows, V]; rows may stand further apart
   Tensor targets;  // i64 [rows] contiguous; ignore_index or 0 .. V-1
   std::int64_t ignore_index = -100;
   float label_smoothing = 0, z_loss = 0;
@@ -80,18 +88,33 @@ struct CrossEntropyProblem {
 struct CrossEntropyBackward {
   const CrossEntropyProblem* forward = nullptr;
   Tensor dloss;    // f32 []
-  Tensor dlogits;  // like logits
+  Tensor dlogits;  // [rows, V]; rows may stand further apart
 };
 
-// One step of AdamW on one parameter; all contiguous, of one size.
-struct AdamWProblem {
-  Tensor parameter;  // any floating dtype
-  Tensor gradient;   // f32
-  Tensor m, v;       // f32: running means of the gradient and its square
-  Tensor master;     // f32 copy of a 16-bit parameter, or undefined
-  float lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
-  float correction1 = 1, correction2 = 1;  // 1 - beta^t
-  float gradient_scale = 1;                // from clipping
+// One step of an optimiser; the tensors of a parameter are contiguous and of its shape.
+struct OptimizerItem {
+  Tensor parameter;         // any floating dtype
+  Tensor gradient;          // f32
+  Tensor m, v;              // f32, or undefined where the rule has none
+  Tensor master;            // f32 copy of a 16-bit parameter, or undefined
+  Tensor ema;               // f32, or undefined
+  Tensor steps;             // i64 [], raised by one
+  double weight_decay = 0;  // times lr: the share of the parameter that goes
+};
+// g is the gradient, scaled when all of them together have a norm above clip_norm; t the steps.
+//   adamw: m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, u = (m / (1 - b1^t)) / (sqrt(v / (1 -
+//          b2^t)) + eps)
+//   lion:  u = sign(b1 m + (1 - b1) g), m = b2 m + (1 - b2) g
+//   sgd:   m = b1 m + g, u = m
+// and then w = w (1 - lr decay) - lr u, ema = d ema + (1 - d) w. When the norm is not finite,
+// nothing but the norm is written.
+struct OptimizerProblem {
+  std::vector<OptimizerItem> items;
+  OptimizerRule rule = OptimizerRule::adamw;
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0;
+  double clip_norm = 0;  // 0: gradients as they are
+  double ema = 0;
+  Tensor norm;  // f32 []: of all gradients, before they are scaled
 };
 
 }  // namespace qkv

@@ -87,7 +87,7 @@ class CpuBackend final : public Backend {
   void cross_entropy_backward(const CrossEntropyBackward& problem) override {
     cpu::cross_entropy_backward(problem);
   }
-  void adamw(const AdamWProblem& problem) override { cpu::adamw(problem); }
+  void optimize(const OptimizerProblem& problem) override { cpu::optimize(problem); }
   void softmax(const Tensor& x, Tensor& y) override { cpu::softmax(x, y); }
   void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override {
     cpu::softmax_backward(y, dy, dx);

@@ -38,9 +38,10 @@ void cross_entropy_kernel(const CrossEntropyProblem& p) {
   const Scratch<double> losses(rows);
   dispatch_float(p.logits.dtype(), [&]<class T>() {
     const T* x = p.logits.data<T>();
+    const std::int64_t apart = p.logits.stride(0);
     for_each_rows(rows, classes, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
-        losses[r] = row_loss(p, x + r * classes, classes, r);
+        losses[r] = row_loss(p, x + r * apart, classes, r);
       }
     });
   });
@@ -84,9 +85,10 @@ void cross_entropy_backward_kernel(const CrossEntropyBackward& b) {
   dispatch_float(logits.dtype(), [&]<class T>() {
     const T* x = logits.data<T>();
     T* dx = b.dlogits.data<T>();
+    const std::int64_t apart = logits.stride(0), dapart = b.dlogits.stride(0);
     for_each_rows(logits.numel() / classes, classes, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
-        backward_row(p, dloss, x + r * classes, dx + r * classes, r);
+        backward_row(p, dloss, x + r * apart, dx + r * dapart, r);
       }
     });
   });

@@ -30,7 +30,7 @@ void embedding(const Tensor& ids, const Tensor& table, Tensor& y);
 void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t padding, Tensor& dtable);
 void cross_entropy(const CrossEntropyProblem& problem);
 void cross_entropy_backward(const CrossEntropyBackward& problem);
-void adamw(const AdamWProblem& problem);
+void optimize(const OptimizerProblem& problem);
 void softmax(const Tensor& x, Tensor& y);
 void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx);
 AttentionKernels attention_kernels(const AttentionProblem& problem);

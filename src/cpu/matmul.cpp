@@ -25,12 +25,21 @@ Source source_of(const Tensor& x, std::int64_t element = 0) {
 }
 
 Rows rows_of(const Tensor& x, std::int64_t element = 0) {
-  return {raw(x, element), x.dtype(), x.size(-1), 1};
+  return {raw(x, element), x.dtype(), x.rank() > 1 ? x.stride(-2) : x.size(-1), 1};
 }
 
 }  // namespace
 
 void matmul(const MatmulProblem& problem) {
+  if (problem.before.defined()) {
+    MatmulProblem plain = problem;
+    plain.y = problem.before;
+    plain.before = {};
+    plain.activation = Activation::none;
+    matmul(plain);
+    Tensor y = problem.y;
+    return activate(problem.activation, problem.before, y);
+  }
   const std::int64_t batch = problem.y.size(0), m = problem.y.size(1), n = problem.y.size(2);
   if (problem.y.numel() == 0) return;
   Product product{.engine = gemm_engine(problem.b.dtype()),

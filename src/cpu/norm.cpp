@@ -105,6 +105,14 @@ namespace qkv::cpu {
 HWY_EXPORT(norm_kernel);
 
 void norm(const NormProblem& problem) {
+  if (problem.dropout > 0) {
+    // What is left of x waits in y, whose rows are written after they have been read.
+    NormProblem rest = problem;
+    rest.x = problem.y;
+    rest.dropout = 0;
+    dropout(problem.x, problem.dropout, problem.seed, rest.x);
+    return norm(rest);
+  }
   settle_target();
   HWY_DYNAMIC_DISPATCH(norm_kernel)(problem);
 }

@@ -137,6 +137,8 @@ HWY_EXPORT(norm_backward_kernel);
 void norm_backward(const NormBackward& problem) {
   settle_target();
   HWY_DYNAMIC_DISPATCH(norm_backward_kernel)(problem);
+  Tensor ddropped = problem.ddropped;
+  if (ddropped.defined()) dropout(problem.dx, problem.dropout, problem.seed, ddropped);
 }
 
 }  // namespace qkv::cpu

@@ -1,6 +1,7 @@
 // A call of attention becomes a job; which kernels run it is decided here.
 #include "cuda/attention.h"
 #include "cuda/attention_hopper.h"
+#include "cuda/attention_short.h"
 
 #include <cstring>
 #include <limits>
@@ -120,9 +121,16 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
     fill(zeros, 0);
   }
   if (p.sequences.empty()) return;
-  if (cuda::why_not_hopper(p, out).empty()) return cuda::hopper_forward(*this, p, out);
+  const bool is_short = cuda::why_not_short(p, out).empty();
+  if (!is_short && cuda::why_not_hopper(p, out).empty()) {
+    return cuda::hopper_forward(*this, p, out);
+  }
   cuda::PreparedJob prepared = cuda::prepare(*this, p);
   const cuda::AttentionJob& job = prepared.job;
+  if (is_short) {
+    return cuda::short_forward(job, prepared.grid, p.q.dtype(), cuda::rows_of(out.out),
+                               cuda::pointer<float>(out.lse), stream());
+  }
   const bool has_statistics = wanted.max_logit.defined() || wanted.score_mean.defined() ||
                               wanted.entropy.defined() || wanted.top_weight.defined() ||
                               wanted.received.defined();
@@ -153,8 +161,9 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
 void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionBackward& t) {
   if (p.sequences.empty()) return;
   cuda::PreparedJob prepared = cuda::prepare(*this, p);
+  const bool is_short = cuda::why_not_short(p, t).empty();
   cuda::HopperBackward faster;
-  if (cuda::why_not_hopper(p, t).empty()) {
+  if (!is_short && cuda::why_not_hopper(p, t).empty()) {
     faster = cuda::hopper_backward(*this, p, t);
     prepared.job.only_if = faster.served;
   }
@@ -169,6 +178,9 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
   tensors.dlse = cuda::pointer<const float>(t.dlse);
   tensors.dentropy = cuda::pointer<const float>(t.dentropy);
   tensors.entropy = cuda::pointer<const float>(t.entropy);
+  if (is_short) {
+    return cuda::short_backward(job, prepared.grid, p.q.dtype(), tensors, stream());
+  }
   cuda::RowArrays arrays(*this, t.lse.numel(), 5);
   cuda::BackwardRows rows{arrays.next(), arrays.next(), arrays.next()};
   if (t.dentropy.defined()) {
@@ -187,10 +199,16 @@ AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,
   AttentionResults results;
   // Any tensor says that a statistic is asked for.
   if (options.statistics != Statistics::none) results.statistics.max_logit = p.q;
+  const bool short_forward = cuda::why_not_short(p, results).empty();
+  const bool short_backward = cuda::why_not_short(p, AttentionBackward()).empty();
   const std::string forward = cuda::why_not_hopper(p, results);
   const std::string backward = cuda::why_not_hopper(p, AttentionBackward());
-  return {forward.empty() ? cuda::hopper_kernel(p, results) : "general: " + forward,
-          backward.empty() ? "sm90" : "general: " + backward};
+  return {short_forward     ? "short"
+          : forward.empty() ? cuda::hopper_kernel(p, results)
+                            : "general: " + forward,
+          short_backward     ? "short"
+          : backward.empty() ? "sm90"
+                             : "general: " + backward};
 }
 
 void CudaBackend::attention_weights(const AttentionProblem& p, const AttentionWeights& wanted) {

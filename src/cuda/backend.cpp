@@ -1,5 +1,6 @@
 #include "cuda/backend.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <mutex>
@@ -37,6 +38,40 @@ void check_cuda(cudaError_t status, const char* what) {
   fail("{}: CUDA says: {}", what, cudaGetErrorString(status));
 }
 
+// Memory the device can fetch from while this thread goes on: bytes for it are put here. It is a
+// ring of parts; a part is used again when the copies out of it are done.
+struct CudaBackend::Outbox {
+  static constexpr std::size_t kParts = 4, kPart = std::size_t{4} << 20, kAlignment = 256;
+
+  std::mutex mutex;
+  std::byte* data = nullptr;
+  std::array<cudaEvent_t, kParts> left{};
+  std::size_t part = 0, used = 0;
+
+  Outbox() {
+    void* memory = nullptr;
+    check_cuda(cudaMallocHost(&memory, kParts * kPart), "cuda");
+    data = static_cast<std::byte*>(memory);
+    for (cudaEvent_t& event : left) {
+      check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cuda");
+    }
+  }
+  // Where `bytes` (at most kPart) may be put now.
+  std::byte* room(std::size_t bytes, cudaStream_t stream) {
+    if (used + bytes > kPart) {
+      check_cuda(cudaEventRecord(left[part], stream), "copy");
+      part = (part + 1) % kParts;
+      check_cuda(cudaEventSynchronize(left[part]), "copy");
+      used = 0;
+    }
+    std::byte* place = data + part * kPart + used;
+    used = std::min(kPart, (used + bytes + kAlignment - 1) / kAlignment * kAlignment);
+    return place;
+  }
+};
+
+CudaBackend::~CudaBackend() = default;
+
 CudaBackend::CudaBackend(int index) : index_(index) {
   int driver = 0;
   check_cuda(cudaDriverGetVersion(&driver), "cuda");
@@ -66,6 +101,7 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   check_cuda(cudaDeviceGetDefaultMemPool(&pool, index), "cuda");
   std::uint64_t everything = UINT64_MAX;
   check_cuda(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything), "cuda");
+  outbox_ = std::make_unique<Outbox>();
 }
 
 cudaStream_t CudaBackend::stream() const {
@@ -97,11 +133,21 @@ std::shared_ptr<Storage> CudaBackend::allocate(std::size_t bytes) {
 Tensor CudaBackend::upload(std::span<const std::byte> bytes) {
   Tensor there = scratch<std::byte>(static_cast<std::int64_t>(bytes.size()));
   if (bytes.empty()) return there;
-  // From pageable memory: the bytes have left the array when this returns.
-  check_cuda(
-      cudaMemcpyAsync(there.raw(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream()),
-      "upload");
+  send(there.raw(), bytes.data(), bytes.size());
   return there;
+}
+
+void CudaBackend::send(void* to, const void* from, std::size_t bytes) {
+  const cudaStream_t queue = stream();
+  if (bytes <= Outbox::kPart) {
+    const std::scoped_lock lock(outbox_->mutex);
+    std::byte* place = outbox_->room(bytes, queue);
+    std::memcpy(place, from, bytes);
+    check_cuda(cudaMemcpyAsync(to, place, bytes, cudaMemcpyHostToDevice, queue), "copy");
+    return;
+  }
+  // From pageable memory: the driver takes the bytes before it returns.
+  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, queue), "copy");
 }
 
 std::uint32_t* CudaBackend::tickets(std::int64_t count) {

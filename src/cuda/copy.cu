@@ -187,7 +187,7 @@ void CudaBackend::copy(const Tensor& from, Tensor& to) {
     return backend(to.device()).copy(dense, to);
   }
   const std::size_t bytes = static_cast<std::size_t>(from.numel()) * size_of(from.dtype());
-  // Bytes from the CPU have left their (pageable) memory when this returns.
+  if (from.device() == kCpu) return send(to.raw(), from.raw(), bytes);
   check_cuda(cudaMemcpyAsync(to.raw(), from.raw(), bytes, cudaMemcpyDefault, queue), "copy");
   // Bytes for the CPU are read as soon as this returns.
   if (to.device() == kCpu) check_cuda(cudaStreamSynchronize(queue), "copy");

@@ -19,6 +19,7 @@ namespace qkv {
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(int index);
+  ~CudaBackend() override;
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;
 
@@ -46,7 +47,7 @@ class CudaBackend final : public Backend {
                           Tensor& dtable) override;
   void cross_entropy(const CrossEntropyProblem& problem) override;
   void cross_entropy_backward(const CrossEntropyBackward& problem) override;
-  void adamw(const AdamWProblem& problem) override;
+  void optimize(const OptimizerProblem& problem) override;
   void softmax(const Tensor& x, Tensor& y) override;
   void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override;
   void attention_forward(const AttentionProblem& problem, const AttentionResults& out) override;
@@ -66,15 +67,21 @@ class CudaBackend final : public Backend {
   }
   // The bytes of a host array on the device.
   Tensor upload(std::span<const std::byte> bytes);
+  // Queues a copy from the CPU. The bytes have left when this returns, and it does not wait for
+  // what the device has still to do.
+  void send(void* to, const void* from, std::size_t bytes);
   // Counters that are zero between kernels: a kernel that uses them leaves them so.
   std::uint32_t* tickets(std::int64_t count);
 
  private:
   struct Blas;
-  void product(const MatmulProblem& problem);
+  struct Outbox;
+  // False where the library has no way to do it.
+  bool product(const MatmulProblem& problem);
 
   int index_;
   cudaStream_t stream_ = nullptr;
+  std::unique_ptr<Outbox> outbox_;
   Tensor tickets_;
   std::shared_ptr<Blas> blas_;  // made by the first product
 };

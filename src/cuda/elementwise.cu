@@ -1,8 +1,8 @@
 // Operators that work on elements by themselves: binary, scale, activations, gates, dropout.
 #include "cuda/activation.cuh"
 #include "cuda/cuda_backend.h"
+#include "cuda/dropping.cuh"
 #include "cuda/elements.cuh"
-#include "cuda/philox.cuh"
 
 namespace qkv {
 namespace cuda {
@@ -49,19 +49,38 @@ __global__ void binary_kernel(const T* a, const B* b, T* y, Walk<3> walk, std::i
     y[at[2]] = from_float<T>(combine<kOp>(to_float(a[at[0]]), to_float(b[at[1]])));
   }
 }
-template <BinaryOp kOp, class T>
+template <BinaryOp kOp, class T, class B>
 struct FlatBinary {
-  const T *a, *b;
+  const T* a;
+  const B* b;  // repeated after `period` elements, a multiple of what one access holds
+  std::int64_t period;
   __device__ T one(std::int64_t i) const {
-    return from_float<T>(combine<kOp>(to_float(a[i]), to_float(b[i])));
+    return from_float<T>(combine<kOp>(to_float(a[i]), to_float(b[i % period])));
   }
   __device__ void pack(std::int64_t i, Pack16<T>& y) const {
-    const Pack16<T> u = load_pack(a, i), v = load_pack(b, i);
-    for (int k = 0; k < Pack16<T>::kCount; ++k) {
+    constexpr int kCount = Pack16<T>::kCount;
+    struct alignas(kCount * sizeof(B) < 16 ? kCount * sizeof(B) : 16) Others {
+      B values[kCount];
+    };
+    const Pack16<T> u = load_pack(a, i);
+    const Others v = *reinterpret_cast<const Others*>(b + (i < period ? i : i % period));
+    for (int k = 0; k < kCount; ++k) {
       y.values[k] = from_float<T>(combine<kOp>(to_float(u.values[k]), to_float(v.values[k])));
     }
   }
 };
+
+// After how many elements of y (in order) those of b come again; 0 when they do not so simply: b
+// may be spread along the first axes.
+inline std::int64_t period_of(const Tensor& b, const Shape& shape) {
+  std::int64_t period = 1;
+  int axis = shape.rank() - 1;
+  for (; axis >= 0 && (shape[axis] == 1 || b.stride(axis) == period); --axis) period *= shape[axis];
+  for (; axis >= 0; --axis) {
+    if (shape[axis] != 1 && b.stride(axis) != 0) return 0;
+  }
+  return period;
+}
 
 template <BinaryOp kOp>
 void run_binary(const Tensor& a, const Tensor& b, Tensor& y, cudaStream_t stream) {
@@ -69,17 +88,31 @@ void run_binary(const Tensor& a, const Tensor& b, Tensor& y, cudaStream_t stream
   const Walk<3> walk = make_walk<3>(y.shape(), {&a, &b, &y});
   dispatch_device(a.dtype(), [&]<class T>() {
     const auto* x = pointer<const T>(a);
-    if (a.dtype() == b.dtype() && walk.is_flat()) {
-      const FlatBinary<kOp, T> f{x, pointer<const T>(b)};
-      return map(f, pointer<T>(y), count, is_aligned(f.a) && is_aligned(f.b), stream);
-    }
     dispatch_device(b.dtype(), [&]<class B>() {
+      const std::int64_t period = period_of(b, y.shape());
+      const bool in_order = make_walk<2>(y.shape(), {&a, &y}).is_flat();
+      if (in_order && (period == count || (period > 1 && period % Pack16<T>::kCount == 0))) {
+        const FlatBinary<kOp, T, B> f{x, pointer<const B>(b), period};
+        return map(f, pointer<T>(y), count, is_aligned(f.a) && is_aligned(f.b), stream);
+      }
       binary_kernel<kOp><<<blocks_for(count), kThreads, 0, stream>>>(x, pointer<const B>(b),
                                                                      pointer<T>(y), walk, count);
     });
   });
 }
 
+template <class T>
+struct FlatScale {
+  const T* x;
+  float factor;
+  __device__ T one(std::int64_t i) const { return from_float<T>(to_float(x[i]) * factor); }
+  __device__ void pack(std::int64_t i, Pack16<T>& y) const {
+    const Pack16<T> u = load_pack(x, i);
+    for (int k = 0; k < Pack16<T>::kCount; ++k) {
+      y.values[k] = from_float<T>(to_float(u.values[k]) * factor);
+    }
+  }
+};
 template <class T>
 __global__ void scale_kernel(const T* x, float factor, T* y, Walk<2> walk, std::int64_t count) {
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
@@ -136,21 +169,22 @@ __global__ void gated_backward_kernel(const T* gate, const T* up, const T* dy, T
   }
 }
 
-// Word i % 4 of the counter (i / 4, 0, 1) decides element i, as on the CPU.
 template <class T>
-__global__ void dropout_kernel(const T* x, T* y, std::int64_t count, std::uint32_t threshold,
-                               float factor, std::uint64_t seed) {
-  const std::int64_t block = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (4 * block >= count) return;
-  const uint4 words = philox(
-      make_uint4(static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), 0, 1),
-      seed);
-  const std::uint32_t word[4] = {words.x, words.y, words.z, words.w};
-  for (int k = 0; k < 4 && 4 * block + k < count; ++k) {
-    const std::int64_t i = 4 * block + k;
-    y[i] = from_float<T>(word[k] >= threshold ? to_float(x[i]) * factor : 0.0f);
+struct Drop {
+  const T* x;
+  Dropping dropping;
+  __device__ T one(std::int64_t i) const {
+    return from_float<T>(dropped(to_float(x[i]), dropping.factor_of(i)));
   }
-}
+  __device__ void pack(std::int64_t i, Pack16<T>& y) const {
+    const Pack16<T> u = load_pack(x, i);
+    float factors[Pack16<T>::kCount];
+    dropping.factors(i, factors);
+    for (int k = 0; k < Pack16<T>::kCount; ++k) {
+      y.values[k] = from_float<T>(dropped(to_float(u.values[k]), factors[k]));
+    }
+  }
+};
 
 }  // namespace
 }  // namespace cuda
@@ -169,6 +203,10 @@ void CudaBackend::scale(const Tensor& x, double factor, Tensor& y) {
   if (y.numel() == 0) return;
   const auto walk = cuda::make_walk<2>(y.shape(), {&x, &y});
   cuda::dispatch_device(x.dtype(), [&]<class T>() {
+    if (walk.is_flat()) {
+      const cuda::FlatScale<T> job{cuda::pointer<const T>(x), static_cast<float>(factor)};
+      return cuda::map(job, cuda::pointer<T>(y), y.numel(), cuda::is_aligned(job.x), stream());
+    }
     cuda::scale_kernel<<<cuda::blocks_for(y.numel()), cuda::kThreads, 0, stream()>>>(
         cuda::pointer<const T>(x), static_cast<float>(factor), cuda::pointer<T>(y), walk,
         y.numel());
@@ -230,13 +268,9 @@ void CudaBackend::gated_backward(Activation f, const Tensor& gate, const Tensor&
 
 void CudaBackend::dropout(const Tensor& x, double p, std::uint64_t seed, Tensor& y) {
   if (y.numel() == 0) return;
-  // A p that f32 cannot tell from 1 would overflow the word.
-  const std::uint32_t threshold =
-      dropout_threshold(std::min(static_cast<float>(p), 0x1.fffffep-1f));
   cuda::dispatch_device(x.dtype(), [&]<class T>() {
-    cuda::dropout_kernel<<<cuda::blocks_for(y.numel(), 4 * cuda::kThreads), cuda::kThreads, 0,
-                           stream()>>>(cuda::pointer<const T>(x), cuda::pointer<T>(y), y.numel(),
-                                       threshold, static_cast<float>(1 / (1 - p)), seed);
+    const cuda::Drop<T> job{cuda::pointer<const T>(x), cuda::Dropping(p, seed)};
+    cuda::map(job, cuda::pointer<T>(y), y.numel(), cuda::is_aligned(job.x), stream());
   });
   check_launch("dropout");
 }

@@ -8,7 +8,8 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <vector>
+#include <optional>
+#include <utility>
 
 #include "core/check.h"
 #include "cuda/cuda_backend.h"
@@ -97,8 +98,8 @@ struct Operand {
     }
   }
   std::int64_t apart() const { return values.size(0) > 1 ? values.stride(0) : 0; }
-  Matrix layout() const {
-    const std::int64_t rows = values.size(1), columns = values.size(2);
+  // As if it had that many rows and columns.
+  Matrix layout(std::int64_t rows, std::int64_t columns) const {
     return {values.dtype(),
             is_transposed ? rows : columns,
             is_transposed ? columns : rows,
@@ -128,110 +129,193 @@ DType product_dtype(DType a, DType b) {
 
 }  // namespace
 
+struct Alignments {
+  std::uint32_t b = 1, a = 1, y = 1;  // in the library's order
+};
+
 struct CudaBackend::Blas {
   using Key = std::array<std::int64_t, 16>;
 
   cublasLtHandle_t handle = nullptr;
   Tensor workspace;
   std::mutex mutex;
-  std::map<Key, cublasLtMatmulAlgo_t> algorithms;  // the library takes its time to choose one
+  // The library takes its time to choose one. Absent: there is none.
+  std::map<Key, std::optional<cublasLtMatmulAlgo_t>> algorithms;
 
   explicit Blas(Device device)
       : workspace(Tensor::empty({static_cast<std::int64_t>(kWorkspace)}, {DType::u8, device})) {
     check_blas(cublasLtCreate(&handle));
   }
   ~Blas() { cublasLtDestroy(handle); }
+  Blas(const Blas&) = delete;
+  Blas& operator=(const Blas&) = delete;
+
+  std::optional<cublasLtMatmulAlgo_t> ask(const Operation& operation, const Matrix& first,
+                                          const Matrix& second, const Matrix& result,
+                                          const Alignments& at) const {
+    Preference preference;
+    preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspace);
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, at.b);
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, at.a);
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, at.y);
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, at.y);
+    cublasLtMatmulHeuristicResult_t heuristic{};
+    int count = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        handle, operation.handle, first.handle, second.handle, result.handle, result.handle,
+        preference.handle, 1, &heuristic, &count);
+    const bool none = status == CUBLAS_STATUS_NOT_SUPPORTED ||
+                      status == CUBLAS_STATUS_INVALID_VALUE ||  // rows too far apart, rounded up
+                      (status == CUBLAS_STATUS_SUCCESS && count == 0);
+    if (none) return std::nullopt;
+    check_blas(status);
+    return heuristic.algo;
+  }
+  // The way to multiply under a key, found by `find` the first time; null where there is none.
+  template <class F>
+  const cublasLtMatmulAlgo_t* choose(const Key& key, F&& find) {
+    const std::scoped_lock lock(mutex);
+    auto found = algorithms.find(key);
+    if (found == algorithms.end()) found = algorithms.emplace(key, find()).first;
+    return found->second ? &*found->second : nullptr;  // entries of a map stay where they are
+  }
 };
 
-void CudaBackend::product(const MatmulProblem& p) {
+namespace {
+
+// What the library does to the sums before it rounds them.
+struct Epilogue {
+  cublasLtEpilogue_t kind = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+  void* before = nullptr;  // rows as far apart as `before_apart`
+  std::int64_t before_apart = 0;
+
+  explicit Epilogue(const MatmulProblem& p) {
+    const bool has_bias = p.bias.defined();
+    if (has_bias) bias = p.bias.raw();
+    if (p.activation == Activation::relu) {
+      kind = has_bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
+    } else if (p.before.defined()) {
+      kind = has_bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+      before = p.before.raw();
+      before_apart = p.before.stride(1);
+    } else if (p.activation == Activation::gelu_tanh) {
+      kind = has_bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+    } else if (has_bias) {
+      kind = CUBLASLT_EPILOGUE_BIAS;
+    }
+  }
+  void set(Operation& operation) const {
+    if (kind == CUBLASLT_EPILOGUE_DEFAULT) return;
+    operation.set(CUBLASLT_MATMUL_DESC_EPILOGUE, kind);
+    if (bias != nullptr) operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (before == nullptr) return;
+    operation.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, before);
+    operation.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, before_apart);
+  }
+};
+
+// Whether that can be all there is to do.
+bool has_epilogue(const MatmulProblem& p, DType product) {
+  const bool same = p.y.dtype() == product && product != DType::f32;
+  const bool bias_fits = !p.bias.defined() || p.bias.dtype() == p.y.dtype();
+  if (p.activation == Activation::none) return (same || p.y.dtype() == DType::f32) && bias_fits;
+  if (!same || !bias_fits) return false;
+  if (p.activation == Activation::relu) return !p.before.defined();
+  const bool aligned = p.y.size(2) % 8 == 0 && p.y.stride(1) % 8 == 0;
+  return p.activation == Activation::gelu_tanh && aligned;
+}
+
+// Batches of text have any number of tokens. A way to multiply is chosen for a multiple of some
+// number of them, so that few are asked for; it is the same whatever came before.
+std::int64_t rounded(std::int64_t tokens) {
+  constexpr std::int64_t kMany = 4096, kStep = 1024;
+  return tokens < kMany ? tokens : (tokens + kStep - 1) / kStep * kStep;
+}
+
+}  // namespace
+
+bool CudaBackend::product(const MatmulProblem& p) {
   stream();
   if (!blas_) blas_ = std::make_shared<Blas>(device());
   Blas& blas = *blas_;
   const Operand a(p.a), b(p.b);
-  const std::int64_t batch = p.y.size(0), rows = p.y.size(1), columns = p.y.size(2);
-  const std::int64_t inner = p.a.size(2);
-
+  const Epilogue epilogue(p);
   Operation operation;
   operation.set(CUBLASLT_MATMUL_DESC_TRANSA, b.is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   operation.set(CUBLASLT_MATMUL_DESC_TRANSB, a.is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (p.bias.defined()) {
-    operation.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(p.bias.raw()));
-  }
-  const Matrix first = b.layout(), second = a.layout();
-  const Matrix result(p.y.dtype(), columns, rows, columns, batch, rows * columns);
+  epilogue.set(operation);
 
+  const std::int64_t batch = p.y.size(0), rows = p.y.size(1), columns = p.y.size(2);
+  const std::int64_t inner = p.a.size(2), apart = rows > 1 ? p.y.stride(1) : columns;
+  struct Layouts {
+    Matrix first, second, result;
+  };
+  const auto layouts = [&](std::int64_t m, std::int64_t k) -> Layouts {
+    return {b.layout(k, columns), a.layout(m, k),
+            Matrix(p.y.dtype(), columns, m, apart, batch, rows * apart)};
+  };
   const auto number = [](auto value) { return static_cast<std::int64_t>(value); };
-  const std::uint32_t a_alignment = alignment_of(a.values.raw());
-  const std::uint32_t b_alignment = alignment_of(b.values.raw());
-  const std::uint32_t y_alignment = alignment_of(p.y.raw());
-  const Blas::Key key{batch,
-                      rows,
-                      columns,
-                      inner,
-                      number(p.a.dtype()) * 16 + number(p.y.dtype()),
-                      a.leading,
-                      b.leading,
-                      a.apart(),
-                      b.apart(),
-                      number(a.is_transposed) * 2 + number(b.is_transposed),
-                      number(a_alignment),
-                      number(b_alignment),
-                      number(y_alignment),
-                      number(p.bias.defined())};
-  cublasLtMatmulAlgo_t algorithm;
-  {
-    const std::scoped_lock lock(blas.mutex);
-    auto found = blas.algorithms.find(key);
-    if (found == blas.algorithms.end()) {
-      Preference preference;
-      preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspace);
-      preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b_alignment);
-      preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a_alignment);
-      preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, y_alignment);
-      preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, y_alignment);
-      cublasLtMatmulHeuristicResult_t heuristic{};
-      int count = 0;
-      check_blas(cublasLtMatmulAlgoGetHeuristic(blas.handle, operation.handle, first.handle,
-                                                second.handle, result.handle, result.handle,
-                                                preference.handle, 1, &heuristic, &count));
-      check(count > 0, "matmul: cuBLAS has no way to multiply {} {} by {} {}", p.a.dtype(),
-            p.a.shape(), p.b.dtype(), p.b.shape());
-      found = blas.algorithms.emplace(key, heuristic.algo).first;
-    }
-    algorithm = found->second;
+  const Alignments alignments{alignment_of(b.values.raw()), alignment_of(a.values.raw()),
+                              alignment_of(p.y.raw())};
+  // By their rounded numbers first, then by the numbers themselves.
+  const std::int64_t m = batch == 1 ? rounded(rows) : rows;
+  const std::int64_t k = batch == 1 ? rounded(inner) : inner;
+  for (const auto& [ask_m, ask_k] : {std::pair{m, k}, std::pair{rows, inner}}) {
+    const Blas::Key key{batch,
+                        ask_m,
+                        columns,
+                        ask_k,
+                        number(p.a.dtype()) * 16 + number(p.y.dtype()),
+                        a.leading,
+                        b.leading,
+                        a.apart(),
+                        b.apart(),
+                        number(a.is_transposed) * 2 + number(b.is_transposed),
+                        number(alignments.a),
+                        number(alignments.b),
+                        number(alignments.y),
+                        number(epilogue.kind),
+                        apart};
+    const cublasLtMatmulAlgo_t* algorithm = blas.choose(key, [&] {
+      const Layouts asked = layouts(ask_m, ask_k);
+      return blas.ask(operation, asked.first, asked.second, asked.result, alignments);
+    });
+    if (algorithm == nullptr) continue;
+    const Layouts real = layouts(rows, inner);
+    const float one = 1, zero = 0;
+    const cublasStatus_t status = cublasLtMatmul(
+        blas.handle, operation.handle, &one, b.values.raw(), real.first.handle, a.values.raw(),
+        real.second.handle, &zero, p.y.raw(), real.result.handle, p.y.raw(), real.result.handle,
+        algorithm, blas.workspace.raw(), kWorkspace, stream());
+    if (status == CUBLAS_STATUS_SUCCESS) return true;
+    const bool unfit =
+        status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
+    if (!unfit) check_blas(status);
   }
-  const float one = 1, zero = 0;
-  check_blas(cublasLtMatmul(blas.handle, operation.handle, &one, b.values.raw(), first.handle,
-                            a.values.raw(), second.handle, &zero, p.y.raw(), result.handle,
-                            p.y.raw(), result.handle, &algorithm, blas.workspace.raw(), kWorkspace,
-                            stream()));
+  return false;
 }
 
 void CudaBackend::matmul(const MatmulProblem& p) {
   if (p.y.numel() == 0) return;
   const DType dtype = product_dtype(p.a.dtype(), p.b.dtype());
   const bool is_empty = p.a.size(2) == 0;  // a sum of nothing is zero
-  // The library adds a bias of the result's own dtype; whatever else follows is a kernel's, which
-  // gets the sums before they are rounded.
-  const bool direct_result =
-      p.y.dtype() == DType::f32 || (p.y.dtype() == dtype && dtype != DType::f32);
-  const bool direct_bias = !p.bias.defined() || p.bias.dtype() == p.y.dtype();
-  const bool direct = direct_result && direct_bias && p.activation == Activation::none && !is_empty;
   MatmulProblem plain = p;
   plain.a = converted(p.a, dtype);
   plain.b = converted(p.b, dtype);
+  if (!is_empty && has_epilogue(p, dtype) && product(plain)) return;
+  // A kernel does what the library does not, with sums that are not rounded yet.
+  plain.bias = plain.before = {};
   plain.activation = Activation::none;
-  if (direct) return product(plain);
-  plain.bias = {};
-  if (p.y.dtype() != DType::f32) plain.y = Tensor::empty(p.y.shape(), {DType::f32, device()});
+  const bool in_place = p.y.dtype() == DType::f32 && p.y.is_contiguous();
+  if (!in_place) plain.y = Tensor::empty(p.y.shape(), {DType::f32, device()});
   if (is_empty) {
     fill(plain.y, 0);
   } else {
-    product(plain);
+    check(product(plain), "matmul: cuBLAS has no way to multiply {} {} by {} {}", p.a.dtype(),
+          p.a.shape(), p.b.dtype(), p.b.shape());
   }
-  Tensor y = p.y;
-  cuda::finish_product(plain.y, p.bias, p.activation, y, stream());
+  cuda::finish_product(plain.y, p, stream());
 }
 
 std::shared_ptr<const Packed> CudaBackend::pack(const Tensor& weight) {

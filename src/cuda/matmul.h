@@ -7,8 +7,8 @@
 
 namespace qkv::cuda {
 
-// y = activation(sums + bias); sums f32 [rows, N] contiguous, y like it, perhaps the same memory.
-void finish_product(const Tensor& sums, const Tensor& bias, Activation activation, Tensor& y,
-                    cudaStream_t stream);
+// p.y = activation(sums + p.bias), and p.before where it is asked for; sums f32 like y, contiguous,
+// perhaps the memory of y.
+void finish_product(const Tensor& sums, const MatmulProblem& p, cudaStream_t stream);
 
 }  // namespace qkv::cuda

@@ -6,26 +6,44 @@
 namespace qkv::cuda {
 namespace {
 
+template <class B, class T>
+struct FinishJob {
+  const float* sums;  // [rows, width]
+  const B* bias;
+  T *before, *y;  // rows that far apart; before may be null
+  std::int64_t before_apart, y_apart;
+  std::int64_t count, width;
+};
+
 template <Activation kFunction, class B, class T>
-__global__ void finish_kernel(const float* sums, const B* bias, T* y, std::int64_t count,
-                              std::int64_t width) {
+__global__ void finish_kernel(FinishJob<B, T> job) {
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
-    const float added = bias != nullptr ? to_float(bias[i % width]) : 0.0f;
-    y[i] = from_float<T>(apply<kFunction>(sums[i] + added));
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < job.count;
+       i += step) {
+    const std::int64_t row = i / job.width, column = i - row * job.width;
+    const float sum = job.sums[i] + (job.bias != nullptr ? to_float(job.bias[column]) : 0.0f);
+    if (job.before != nullptr) job.before[row * job.before_apart + column] = from_float<T>(sum);
+    job.y[row * job.y_apart + column] = from_float<T>(apply<kFunction>(sum));
   }
 }
 
 }  // namespace
 
-void finish_product(const Tensor& sums, const Tensor& bias, Activation activation, Tensor& y,
-                    cudaStream_t stream) {
-  const std::int64_t count = y.numel();
-  dispatch_device(bias.defined() ? bias.dtype() : DType::f32, [&]<class B>() {
-    dispatch_device(y.dtype(), [&]<class T>() {
-      dispatch_activation(activation, [&]<Activation kFunction>() {
-        finish_kernel<kFunction><<<blocks_for(count), kThreads, 0, stream>>>(
-            pointer<const float>(sums), pointer<const B>(bias), pointer<T>(y), count, y.size(-1));
+void finish_product(const Tensor& sums, const MatmulProblem& p, cudaStream_t stream) {
+  dispatch_device(p.bias.defined() ? p.bias.dtype() : DType::f32, [&]<class B>() {
+    dispatch_device(p.y.dtype(), [&]<class T>() {
+      // A result of several matrices is contiguous; of one, its rows may stand apart.
+      const bool one = p.y.size(0) == 1;
+      const FinishJob<B, T> job{pointer<const float>(sums),
+                                pointer<const B>(p.bias),
+                                pointer<T>(p.before),
+                                pointer<T>(p.y),
+                                p.y.size(2),
+                                one ? p.y.stride(1) : p.y.size(2),
+                                p.y.numel(),
+                                p.y.size(2)};
+      dispatch_activation(p.activation, [&]<Activation kFunction>() {
+        finish_kernel<kFunction><<<blocks_for(job.count), kThreads, 0, stream>>>(job);
       });
     });
   });

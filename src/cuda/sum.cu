@@ -63,14 +63,55 @@ __global__ void sum_columns_kernel(const T* x, SumAxes axes, std::int64_t per_ch
   sums[result * gridDim.y + blockIdx.y] = total;
 }
 
+// Columns of a matrix, 16 bytes of a row at a time: the warps of a block take the rows of a chunk
+// in turn. Few terms are summed in f32, the rest in double.
+template <class T>
+__global__ void sum_matrix_kernel(const T* x, std::int64_t rows, std::int64_t apart,
+                                  std::int64_t columns, std::int64_t per_chunk, double* sums) {
+  constexpr int kEach = Pack16<T>::kCount, kTerms = 32;
+  __shared__ double room[kThreads / 32][32 * kEach];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const std::int64_t column = (std::int64_t{blockIdx.x} * 32 + lane) * kEach;
+  const std::int64_t end = min(rows, (blockIdx.y + 1) * per_chunk);
+  double totals[kEach] = {};
+  std::int64_t row = blockIdx.y * per_chunk + warp;
+  while (row < end && column < columns) {
+    float few[kEach] = {};
+#pragma unroll 8
+    for (int i = 0; i < kTerms && row < end; ++i, row += kThreads / 32) {
+      const auto pack = *reinterpret_cast<const Pack16<T>*>(x + row * apart + column);
+      for (int k = 0; k < kEach; ++k) few[k] += to_float(pack.values[k]);
+    }
+    for (int k = 0; k < kEach; ++k) totals[k] += few[k];
+  }
+  for (int k = 0; k < kEach; ++k) room[warp][lane * kEach + k] = totals[k];
+  __syncthreads();
+  const std::int64_t first = std::int64_t{blockIdx.x} * 32 * kEach;
+  for (int i = threadIdx.x; i < 32 * kEach && first + i < columns; i += kThreads) {
+    double total = 0;
+    for (const auto& part : room) total += part[i];
+    sums[(first + i) * gridDim.y + blockIdx.y] = total;
+  }
+}
+
+// A warp for each result.
 template <class T>
 __global__ void add_chunks_kernel(const double* sums, std::int64_t chunks, T* y,
                                   std::int64_t results) {
-  const std::int64_t result = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const std::int64_t result = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
   if (result >= results) return;
   double total = 0;
-  for (std::int64_t c = 0; c < chunks; ++c) total += sums[result * chunks + c];
-  y[result] = from_float<T>(static_cast<float>(total));
+  for (std::int64_t c = threadIdx.x % 32; c < chunks; c += 32) total += sums[result * chunks + c];
+  for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
+  if (threadIdx.x % 32 == 0) y[result] = from_float<T>(static_cast<float>(total));
+}
+
+// Whether x is a matrix whose columns are summed, as its rows are read 16 bytes at a time.
+template <class T>
+bool is_matrix(const T* x, const SumAxes& axes) {
+  constexpr std::int64_t kEach = Pack16<T>::kCount;
+  return axes.kept.rank == 1 && axes.kept.strides[0][0] == 1 && axes.summed.rank == 1 &&
+         axes.results % kEach == 0 && axes.summed.strides[0][0] % kEach == 0 && is_aligned(x);
 }
 
 }  // namespace
@@ -86,9 +127,16 @@ void CudaBackend::sum(const Tensor& x, Tensor& y) {
   };
   const bool by_column = innermost(axes.kept) < innermost(axes.summed);
   // Enough blocks for the machine, few enough that adding up their sums is nothing.
-  const std::int64_t blocks =
-      by_column ? (axes.results + cuda::kThreads - 1) / cuda::kThreads : axes.results;
-  const std::int64_t least = by_column ? 64 : 16 * cuda::kThreads;
+  std::int64_t width = cuda::kThreads, least = 64;  // results of a block, terms of a chunk
+  cuda::dispatch_device(x.dtype(), [&]<class T>() {
+    if (!by_column) {
+      width = 1;
+      least = 16 * cuda::kThreads;
+    } else if (cuda::is_matrix(cuda::pointer<const T>(x), axes)) {
+      width = 32 * cuda::Pack16<T>::kCount;
+    }
+  });
+  const std::int64_t blocks = (axes.results + width - 1) / width;
   const std::int64_t chunks =
       std::clamp<std::int64_t>(std::min(1024 / blocks, (axes.terms + least - 1) / least), 1, 1024);
   const std::int64_t per_chunk = (axes.terms + chunks - 1) / chunks;
@@ -98,14 +146,17 @@ void CudaBackend::sum(const Tensor& x, Tensor& y) {
     const auto* from = cuda::pointer<const T>(x);
     const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 30)),
                     static_cast<unsigned>(chunks));
-    if (by_column) {
+    if (by_column && cuda::is_matrix(from, axes)) {
+      cuda::sum_matrix_kernel<<<grid, cuda::kThreads, 0, stream()>>>(
+          from, axes.terms, axes.summed.strides[0][0], axes.results, per_chunk, room);
+    } else if (by_column) {
       cuda::sum_columns_kernel<<<grid, cuda::kThreads, 0, stream()>>>(from, axes, per_chunk, room);
     } else {
       cuda::sum_rows_kernel<<<grid, cuda::kThreads, 0, stream()>>>(from, axes, per_chunk, room);
     }
   });
   cuda::dispatch_device(y.dtype(), [&]<class T>() {
-    cuda::add_chunks_kernel<<<cuda::blocks_for(axes.results), cuda::kThreads, 0, stream()>>>(
+    cuda::add_chunks_kernel<<<cuda::blocks_for(axes.results, 8), cuda::kThreads, 0, stream()>>>(
         room, chunks, cuda::pointer<T>(y), axes.results);
   });
   check_launch("sum");

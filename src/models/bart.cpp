@@ -44,7 +44,7 @@ class Sinusoids {
 // One side: embedding, positions, layers.
 struct BartSide final : nn::Module {
   bool learned_positions = true, embedding_norm = true, own_embedding = false;
-  double embed_scale = 1;
+  double embed_scale = 1, dropout = 0;
   nn::Embedding tokens, positions;
   Sinusoids sinusoids;
   nn::LayerNorm norm;
@@ -57,7 +57,7 @@ struct BartSide final : nn::Module {
     visitor("", layers);
   }
 
-  Tensor embed(const Tensor& ids, std::int64_t past) const {
+  Tensor embed(const Tensor& ids, std::int64_t past, nn::Training* training) const {
     Tensor x = tokens(ids);
     if (embed_scale != 1) x = scale(x, embed_scale);
     const std::int64_t length = ids.size(1);
@@ -68,7 +68,7 @@ struct BartSide final : nn::Module {
     } else {
       x = add(x, to(sinusoids.rows(past, length), x.device()));
     }
-    return embedding_norm ? norm(x) : x;
+    return nn::enter_stream(embedding_norm ? norm(x) : x, dropout, training);
   }
 };
 
@@ -142,7 +142,13 @@ class Bart final : public Model {
     nn::LayerConfig layer;
     layer.place = nn::NormPlace::after;
     layer.norm = {.width = hidden, .eps = kEps};
-    layer.self = {.hidden = hidden, .heads = heads, .causal = is_decoder, .out = "out_proj"};
+    layer.self = {.hidden = hidden,
+                  .heads = heads,
+                  .causal = is_decoder,
+                  .dropout = dropout_rate(c, "attention_dropout", 0),
+                  .out = "out_proj"};
+    read_score_options(c, layer.self);
+    layer.dropout = stack.dropout = dropout_rate(c, "dropout", 0.1);
     if (is_decoder) {
       layer.cross = layer.self;
       layer.cross->causal = false;
@@ -151,15 +157,19 @@ class Bart final : public Model {
     layer.feed_forward = {
         .hidden = hidden,
         .inner = c.integer(side + "_ffn_dim", 1, kMaxWidth),
-        .activation = activation_from_string(c.text_or("activation_function", "gelu"))};
+        .activation = activation_from_string(c.text_or("activation_function", "gelu")),
+        .dropout = dropout_rate(c, "activation_dropout", 0)};
     const std::int64_t count = c.integer(side + "_layers", 1, kMaxLayers);
     for (std::int64_t i = 0; i < count; ++i) stack.layers.add(layer);
   }
 
   Tensor encode(const ModelInput& input, const Mask& padding, const ModelContext& context) const {
     check_length(info_.family.c_str(), input.ids.size(1), info_.max_positions);
-    return encoder_.layers(encoder_.embed(input.ids, 0),
-                           {.mask = padding, .trace = context.encoder_trace});
+    return encoder_.layers(encoder_.embed(input.ids, 0, context.training),
+                           {.mask = padding,
+                            .side = "encoder",
+                            .trace = context.encoder_trace,
+                            .training = context.training});
   }
 
   Tensor decode(const ModelInput& input, const Tensor& memory, const Mask& padding,
@@ -167,9 +177,12 @@ class Bart final : public Model {
     check_ids(info_.family.c_str(), input.decoder_ids);
     const std::int64_t past = context.cache != nullptr ? context.cache->length() : 0;
     check_length(info_.family.c_str(), past + input.decoder_ids.size(1), info_.max_positions);
-    return decoder_.layers(
-        decoder_.embed(input.decoder_ids, past), {.cache = context.cache, .trace = context.trace},
-        {.memory = memory, .mask = padding, .cache = context.cache, .trace = context.trace});
+    nn::AttentionCall self{
+        .cache = context.cache, .trace = context.trace, .training = context.training};
+    nn::AttentionCall cross = self;
+    cross.memory = memory;
+    cross.mask = padding;
+    return decoder_.layers(decoder_.embed(input.decoder_ids, past, context.training), self, cross);
   }
 
   nn::Embedding shared_;

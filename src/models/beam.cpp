@@ -1,10 +1,13 @@
-// Beam search. Each step ranks 2 * beams continuations of all running beams by their summed
-// log-probability. Those that end leave the running set, and count as finished if they are among
-// the first `beams`; the others run on. A finished one scores sum / length^penalty.
+// Beam search, of many prompts at once. Each step ranks 2 * beams continuations of a prompt's
+// running beams by their summed log-probability. Those that end leave the running set, and count as
+// finished if they are among the first `beams`; the others run on. A finished one scores
+// sum / length^penalty.
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <numeric>
+#include <span>
 
+#include "core/threads.h"
 #include "models/decoding.h"
 #include "models/sampling.h"
 
@@ -46,67 +49,125 @@ class Finished {
   std::vector<Beam> beams_;  // best first; `sum` holds the score
 };
 
-std::vector<Continuation> rank(const Tensor& logits, const std::vector<Beam>& running,
-                               const GenerateOptions& options, std::size_t count) {
+// One prompt on its way.
+struct Search {
+  std::size_t index;          // in the caller's order
+  std::vector<Beam> running;  // their rows stand side by side
+  Finished finished;
+};
+
+// The likeliest continuations of a search, whose first beam is row `first` of the logits.
+std::vector<Continuation> rank(const Tensor& logits, std::size_t first, const Search& search,
+                               const GenerateOptions& options) {
   const auto classes = static_cast<std::size_t>(logits.size(2));
+  const std::size_t count = std::min(2 * static_cast<std::size_t>(options.beams), classes);
+  const auto is_better = [](const Continuation& a, const Continuation& b) { return a.sum > b.sum; };
   std::vector<Continuation> all;
-  for (std::size_t b = 0; b < running.size(); ++b) {
-    const std::span<float> row(logits.data<float>() + b * classes, classes);
-    penalize_repetition(row, running[b].tokens, options.repetition_penalty);
-    const std::vector<double> logs = log_probabilities(row);
-    for (std::size_t t = 0; t < classes; ++t) {
-      all.push_back({running[b].sum + logs[t], b, static_cast<std::int64_t>(t)});
+  std::vector<std::int64_t> tokens(classes);
+  for (std::size_t b = 0; b < search.running.size(); ++b) {
+    const std::span<float> row(logits.data<float>() + (first + b) * classes, classes);
+    penalize_repetition(row, search.running[b].tokens, options.repetition_penalty);
+    const double log_sum = log_sum_exp(row);
+    // No more than `count` of one beam can be among the first `count` of all.
+    std::iota(tokens.begin(), tokens.end(), 0);
+    std::partial_sort(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(count),
+                      tokens.end(), [&](std::int64_t x, std::int64_t y) {
+                        const float a = row[static_cast<std::size_t>(x)];
+                        const float c = row[static_cast<std::size_t>(y)];
+                        return a != c ? a > c : x < y;
+                      });
+    for (std::size_t i = 0; i < count; ++i) {
+      const double log = row[static_cast<std::size_t>(tokens[i])] - log_sum;
+      all.push_back({search.running[b].sum + log, b, tokens[i]});
     }
   }
-  count = std::min(count, all.size());
-  std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count), all.end(),
-                    [](const Continuation& a, const Continuation& b) { return a.sum > b.sum; });
-  all.resize(count);
+  std::stable_sort(all.begin(), all.end(), is_better);
+  if (all.size() > 2 * static_cast<std::size_t>(options.beams)) {
+    all.resize(2 * static_cast<std::size_t>(options.beams));
+  }
   return all;
+}
+
+// What the beams of a search become. Rows are counted from its first.
+struct Step {
+  std::vector<std::int64_t> rows{}, tokens{};
+};
+
+Step advance(Search& search, const std::vector<Continuation>& ranked,
+             const GenerateOptions& options, const std::vector<std::int64_t>& stops) {
+  const auto beams = static_cast<std::size_t>(options.beams);
+  std::vector<Beam> next;
+  Step step;
+  for (std::size_t place = 0; place < ranked.size(); ++place) {
+    const Continuation& c = ranked[place];
+    std::vector<std::int64_t> sequence = search.running[c.beam].tokens;
+    sequence.push_back(c.token);
+    if (std::find(stops.begin(), stops.end(), c.token) != stops.end()) {
+      if (place < beams) search.finished.add(std::move(sequence), c.sum);
+    } else if (next.size() < beams) {
+      next.push_back({std::move(sequence), c.sum});
+      step.rows.push_back(static_cast<std::int64_t>(c.beam));
+      step.tokens.push_back(c.token);
+    }
+  }
+  search.running = std::move(next);
+  if (search.running.empty() || !search.finished.is_full()) return step;
+  const Beam& front = search.running.front();
+  const double best = search.finished.score(front.sum, front.tokens.size());
+  if (options.early_stopping || best <= search.finished.worst()) search.running.clear();
+  return step;
 }
 
 }  // namespace
 
-std::vector<std::int64_t> beam_search(const Model& model, const std::vector<std::int64_t>& prompt,
-                                      const GenerateOptions& options,
-                                      const std::vector<std::int64_t>& stops) {
+std::vector<std::vector<std::int64_t>> beam_search(
+    const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
+    const GenerateOptions& options, const std::vector<std::int64_t>& stops) {
   const auto beams = static_cast<std::size_t>(options.beams);
-  Decoding decoding(model, {prompt}, options);
-  std::vector<Beam> running(1);  // all begin as one
-  Finished finished(beams, options.length_penalty);
+  Decoding decoding(model, prompts, options);
+  std::vector<std::vector<std::int64_t>> results(prompts.size());
+  std::vector<Search> active;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    active.push_back({i, std::vector<Beam>(1), Finished(beams, options.length_penalty)});
+  }
+  const auto conclude = [&](Search& search) {
+    for (Beam& beam : search.running) search.finished.add(std::move(beam.tokens), beam.sum);
+    results[search.index] = search.finished.best();
+  };
   Tensor logits = decoding.start();
-  for (std::int64_t step = 0; step < decoding.steps(); ++step) {
-    const std::vector<Continuation> ranked = rank(logits, running, options, 2 * beams);
-    std::vector<Beam> next;
+  for (std::int64_t number = 0; number < decoding.steps() && !active.empty(); ++number) {
+    std::vector<std::size_t> firsts{0};
+    for (const Search& search : active) firsts.push_back(firsts.back() + search.running.size());
+    std::vector<std::vector<Continuation>> ranked(active.size());
+    parallel_for(static_cast<std::int64_t>(active.size()), [&](std::int64_t i) {
+      const auto at = static_cast<std::size_t>(i);
+      ranked[at] = rank(logits, firsts[at], active[at], options);
+    });
     std::vector<std::int64_t> rows, tokens;
-    for (std::size_t place = 0; place < ranked.size(); ++place) {
-      const Continuation& c = ranked[place];
-      std::vector<std::int64_t> sequence = running[c.beam].tokens;
-      sequence.push_back(c.token);
-      if (std::find(stops.begin(), stops.end(), c.token) != stops.end()) {
-        if (place < beams) finished.add(std::move(sequence), c.sum);
-      } else if (next.size() < beams) {
-        next.push_back({std::move(sequence), c.sum});
-        rows.push_back(static_cast<std::int64_t>(c.beam));
-        tokens.push_back(c.token);
+    std::vector<Search> still;
+    bool same_memory = true;  // every source keeps its place and its number of beams
+    for (std::size_t i = 0; i < active.size(); ++i) {
+      const std::size_t before = active[i].running.size();
+      const Step step = advance(active[i], ranked[i], options, stops);
+      same_memory &= active[i].running.size() == before;
+      if (active[i].running.empty()) {
+        conclude(active[i]);
+        continue;
       }
-    }
-    running = std::move(next);
-    if (running.empty()) break;
-    if (finished.is_full()) {
-      const double best = finished.score(running.front().sum, running.front().tokens.size());
-      if (options.early_stopping || best <= finished.worst()) {
-        running.clear();
-        break;
+      for (const std::int64_t row : step.rows) {
+        rows.push_back(static_cast<std::int64_t>(firsts[i]) + row);
       }
+      tokens.insert(tokens.end(), step.tokens.begin(), step.tokens.end());
+      still.push_back(std::move(active[i]));
     }
-    if (step + 1 == decoding.steps()) break;
+    active = std::move(still);
+    if (active.empty() || number + 1 == decoding.steps()) break;
     if (options.on_step && !options.on_step()) break;
-    decoding.reorder(rows);
+    decoding.reorder(rows, same_memory);
     logits = decoding.step(tokens);
   }
-  for (Beam& beam : running) finished.add(std::move(beam.tokens), beam.sum);
-  return finished.best();
+  for (Search& search : active) conclude(search);
+  return results;
 }
 
 }  // namespace qkv

@@ -72,7 +72,8 @@ class Bert final : public Model {
     check_length(name, input.ids.size(1), info_.max_positions);
     check(context.cache == nullptr, "{}: an encoder has no use for a cache", name);
     const Mask mask = padding_mask(name, input.mask, input.ids);
-    nn::AttentionCall call{.mask = mask, .trace = context.trace};
+    nn::AttentionCall call{
+        .mask = mask, .side = "encoder", .trace = context.trace, .training = context.training};
     if (info_.family == "longformer") {
       if (input.global.defined()) call.global = to(input.global, DType::boolean);
       if (input.mask.defined()) {
@@ -80,14 +81,14 @@ class Bert final : public Model {
                                {input.ids.size(0), input.ids.size(1), 1});
       }
     }
-    const Tensor x = stack_(embed(input), call);
+    const Tensor x = stack_(nn::enter_stream(embed(input), dropout_, context.training), call);
     ModelOutput output;
     output.last_hidden = x;
     if (has_pooler_) output.pooled = pooler_(first_token(x), Activation::tanh);
     if (head_kind_ == Head::masked_lm) {
       output.logits = decoder_(transform_norm_(transform_(x, activation_)));
     } else if (head_kind_ == Head::classifier) {
-      output.logits = classify(output);
+      output.logits = classify(output, context.training);
     }
     return output;
   }
@@ -124,16 +125,24 @@ class Bert final : public Model {
           info_.layers);
     const std::int64_t inner =
         c.integer(c.has("hidden_dim") ? "hidden_dim" : "intermediate_size", 1, kMaxWidth);
+    const bool is_distil = info_.family == "distilbert";
+    dropout_ = dropout_rate(c, is_distil ? "dropout" : "hidden_dropout_prob", 0.1);
+    classifier_dropout_ = is_distil ? dropout_rate(c, "seq_classif_dropout", 0.2)
+                                    : dropout_rate(c, "classifier_dropout", dropout_);
     stack_ = nn::Stack({.layers = names_.layers});
     nn::LayerConfig layer;
+    layer.dropout = dropout_;
     layer.place = nn::NormPlace::after;
     layer.norm = {.width = hidden, .eps = eps_};
     layer.self = {.hidden = hidden,
                   .heads = info_.heads,
+                  .dropout = dropout_rate(
+                      c, is_distil ? "attention_dropout" : "attention_probs_dropout_prob", 0.1),
                   .q = names_.q,
                   .k = names_.k,
                   .v = names_.v,
                   .out = names_.attention_out};
+    read_score_options(c, layer.self);
     layer.feed_forward = {.hidden = hidden,
                           .inner = inner,
                           .activation = activation_,
@@ -144,7 +153,7 @@ class Bert final : public Model {
     layer.feed_forward_norm = names_.out_norm;
     for (std::int64_t i = 0; i < info_.layers; ++i) {
       if (is_longformer) {
-        layer.attention = std::make_shared<LongformerAttention>(hidden, info_.heads, windows[i]);
+        layer.attention = std::make_shared<LongformerAttention>(layer.self, windows[i]);
       }
       stack_.add(layer);
     }
@@ -233,22 +242,26 @@ class Bert final : public Model {
     return reshape(slice(x, 1, 0, 1), {x.size(0), x.size(2)});
   }
 
-  Tensor classify(const ModelOutput& output) const {
+  Tensor classify(const ModelOutput& output, nn::Training* training) const {
+    const auto thin = [&](const Tensor& x) {
+      return nn::dropout(x, classifier_dropout_, training);
+    };
     if (info_.family == "distilbert") {
-      return decoder_(transform_(first_token(output.last_hidden), Activation::relu));
+      return decoder_(thin(transform_(first_token(output.last_hidden), Activation::relu)));
     }
     if (counts_from_padding_) {
-      return decoder_(transform_(first_token(output.last_hidden), Activation::tanh));
+      const Tensor first = thin(first_token(output.last_hidden));
+      return decoder_(thin(transform_(first, Activation::tanh)));
     }
     check(output.pooled.defined(), "bert: the classifier needs pooler.dense, which is not stored");
-    return decoder_(output.pooled);
+    return decoder_(thin(output.pooled));
   }
 
   BertNames names_ = kBert;
   std::string prefix_;
   bool counts_from_padding_ = false, has_types_ = true, has_pooler_ = false, untied_ = false;
   Head head_kind_ = Head::none;
-  double eps_ = 1e-12;
+  double eps_ = 1e-12, dropout_ = 0, classifier_dropout_ = 0;
   Activation activation_ = Activation::gelu;
   nn::Embedding words_, positions_, types_;
   nn::LayerNorm embedding_norm_, transform_norm_;

@@ -18,8 +18,8 @@ class Decoding {
   Tensor start();
   // Those of the next one, after each sequence got its token.
   Tensor step(const std::vector<std::int64_t>& tokens);
-  // Row i becomes what row rows[i] was.
-  void reorder(const std::vector<std::int64_t>& rows);
+  // Row i becomes what row rows[i] was; `same_memory` as KvCache has it.
+  void reorder(const std::vector<std::int64_t>& rows, bool same_memory = false);
   // How many tokens the positions of the model allow.
   std::int64_t steps() const { return steps_; }
 
@@ -33,8 +33,9 @@ class Decoding {
   std::int64_t steps_ = 0;
 };
 
-std::vector<std::int64_t> beam_search(const Model& model, const std::vector<std::int64_t>& prompt,
-                                      const GenerateOptions& options,
-                                      const std::vector<std::int64_t>& stops);
+// The best sequence for each prompt; all of them run at once.
+std::vector<std::vector<std::int64_t>> beam_search(
+    const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
+    const GenerateOptions& options, const std::vector<std::int64_t>& stops);
 
 }  // namespace qkv

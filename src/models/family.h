@@ -43,6 +43,21 @@ std::unique_ptr<Model> make_llama(const ModelSource& source);  // and Mistral, Q
 std::unique_ptr<Model> make_bart(const ModelSource& source);   // and Marian
 std::unique_ptr<Model> make_t5(const ModelSource& source);
 
+// What a config says of dropout in training.
+inline double dropout_rate(const Config& config, const std::string& key, double fallback) {
+  return config.number_or(key, fallback, 0, 0.999);
+}
+
+// What any family can be told about its scores, beyond what its own configs say: keys of ours.
+inline void read_score_options(const Config& c, nn::AttentionConfig& attention) {
+  if (c.has("attention_scale")) {
+    attention.scale = static_cast<float>(c.number("attention_scale", 1e-9, 1e9));
+  }
+  attention.softcap =
+      static_cast<float>(c.number_or("attn_logit_softcapping", attention.softcap, 0, 1e6));
+  if (c.flag_or("qk_norm", false)) attention.qk_norm_eps = 1e-6;
+}
+
 // The rows whose logits are wanted: all, or the last of each sequence.
 inline Tensor head_rows(const Tensor& hidden, const ModelContext& context) {
   const std::int64_t length = hidden.size(1);

@@ -91,16 +91,19 @@ Tensor Decoding::logits_of(const ModelInput& input) {
   return to(model_(input, {.cache = &cache_, .last_logits_only = true}).logits, kCpu);
 }
 
-void Decoding::reorder(const std::vector<std::int64_t>& rows) {
-  cache_.reorder(rows);
-  if (!memory_.defined()) return;
+void Decoding::reorder(const std::vector<std::int64_t>& rows, bool same_memory) {
+  cache_.reorder(rows, same_memory);
+  if (!memory_.defined() || same_memory) return;
   const auto pick = [&](const Tensor& x) {
     if (!x.defined()) return x;
     std::vector<Tensor> parts;
     for (const std::int64_t row : rows) parts.push_back(slice(x, 0, row, row + 1));
     return concat(parts, 0);
   };
-  memory_ = pick(memory_);
+  // The layers have their keys and values of it; what is left of it is its shape.
+  memory_ = slice(memory_, 0, 0, 1);
+  memory_ =
+      expand(memory_, {static_cast<std::int64_t>(rows.size()), memory_.size(1), memory_.size(2)});
   first_.mask = pick(first_.mask);
 }
 
@@ -116,8 +119,8 @@ std::vector<std::vector<std::int64_t>> generate(
   const std::vector<std::int64_t> stops =
       options.stop_ids ? *options.stop_ids : model.info().eos_ids;
   if (options.beams > 1) {
+    results = beam_search(model, prompts, options, stops);
     for (std::size_t i = 0; i < prompts.size(); ++i) {
-      results[i] = beam_search(model, prompts[i], options, stops);
       for (const std::int64_t token : results[i]) {
         if (options.on_token && !options.on_token(i, token)) break;
       }

@@ -28,16 +28,20 @@ class Gpt2 final : public Model {
     const bool by_layer = c.flag_or("scale_attn_by_inverse_layer_idx", false);
     const bool scaled = c.flag_or("scale_attn_weights", true);
     const nn::NormConfig norm{.width = hidden, .eps = eps};
+    embedding_dropout_ = dropout_rate(c, "embd_pdrop", 0.1);
     stack_ = nn::Stack({.layers = "h", .final_norm = "ln_f", .norm = norm});
     for (std::int64_t i = 0; i < info_.layers; ++i) {
       nn::LayerConfig layer;
       layer.norm = norm;
+      layer.dropout = dropout_rate(c, "resid_pdrop", 0.1);
       layer.self = {.hidden = hidden,
                     .heads = info_.heads,
                     .fused = true,
                     .causal = true,
+                    .dropout = dropout_rate(c, "attn_pdrop", 0.1),
                     .q = "c_attn",
                     .out = "c_proj"};
+      read_score_options(c, layer.self);
       if (by_layer || !scaled) {
         const double base =
             scaled ? 1 / std::sqrt(static_cast<double>(hidden) / static_cast<double>(info_.heads))
@@ -77,8 +81,12 @@ class Gpt2 final : public Model {
     check_length("gpt2", past + input.ids.size(1), info_.max_positions);
     const DecoderPositions at = decoder_positions("gpt2", input.ids, input.mask, context.cache);
     ModelOutput output;
-    output.last_hidden = stack_(add(wte_(input.ids), wpe_(at.positions)),
-                                {.mask = at.mask, .cache = context.cache, .trace = context.trace});
+    const Tensor x = add(wte_(input.ids), wpe_(at.positions));
+    output.last_hidden = stack_(nn::enter_stream(x, embedding_dropout_, context.training),
+                                {.mask = at.mask,
+                                 .cache = context.cache,
+                                 .trace = context.trace,
+                                 .training = context.training});
     if (has_head_) output.logits = head_(head_rows(output.last_hidden, context));
     return output;
   }
@@ -88,6 +96,7 @@ class Gpt2 final : public Model {
   nn::Embedding wte_, wpe_;
   nn::Stack stack_;
   nn::Linear head_;
+  double embedding_dropout_ = 0;
   bool has_head_ = true, untied_ = false;
 };
 

@@ -88,8 +88,12 @@ class Llama final : public Model {
     Tensor h = embed_(input.ids);
     if (embed_scale_ != 1) h = scale(h, embed_scale_);
     ModelOutput output;
-    output.last_hidden = stack_(
-        h, {.mask = at.mask, .rotary = &tables, .cache = context.cache, .trace = context.trace});
+    output.last_hidden =
+        stack_(nn::enter_stream(h, 0, context.training), {.mask = at.mask,
+                                                          .rotary = &tables,
+                                                          .cache = context.cache,
+                                                          .trace = context.trace,
+                                                          .training = context.training});
     output.logits = head_(head_rows(output.last_hidden, context));
     if (final_softcap_ > 0) {
       output.logits = scale(tanh(scale(output.logits, 1 / final_softcap_)), final_softcap_);
@@ -121,11 +125,12 @@ class Llama final : public Model {
     attention.bias = c.flag_or("attention_bias", false);
     attention.out_bias = attention.bias;
     attention.causal = true;
-    attention.softcap = static_cast<float>(c.number_or("attn_logit_softcapping", 0, 0, 1e6));
+    attention.dropout = dropout_rate(c, "attention_dropout", 0);
     if (c.has("query_pre_attn_scalar")) {
       attention.scale =
           static_cast<float>(1 / std::sqrt(c.number("query_pre_attn_scalar", 1e-6, 1e9)));
     }
+    read_score_options(c, attention);
     if (info_.family == "qwen3") attention.qk_norm_eps = c.number_or("rms_norm_eps", 1e-6, 0, 1);
     const std::int64_t window = c.integer_or("sliding_window", 0, 0, kMaxPositions);
     const std::vector<std::string> types = c.texts("layer_types");

@@ -63,15 +63,17 @@ std::unique_ptr<Model> load_model(const std::string& folder, const LoadOptions& 
 
 std::unique_ptr<Model> make_model(const std::string& config, std::uint64_t seed, DType dtype,
                                   std::int64_t group) {
-  const std::string preset = preset_config(config);
+  const bool is_text = config.starts_with('{');
+  const std::string preset = is_text ? config : preset_config(config);
+  const std::string name = is_text ? "config.json" : config;
   ModelSource source;
-  source.config = preset.empty() ? Config::read(config) : Config::parse(preset, config);
+  source.config = preset.empty() ? Config::read(config) : Config::parse(preset, name);
   source.stores = [](const std::string&) { return false; };
   std::unique_ptr<Model> model = make_family(source);
   std::int64_t count = 0;
-  model->visit(nn::Visitor([&](const std::string& name, Tensor&, const Shape& shape) {
+  model->visit(nn::Visitor([&](const std::string& parameter, Tensor&, const Shape& shape) {
     check(!__builtin_add_overflow(count, shape.numel(), &count) && count < std::int64_t{1} << 38,
-          "{}: more than 2^38 parameters (at {}); is the config right?", config, name);
+          "{}: more than 2^38 parameters (at {}); is the config right?", name, parameter);
   }));
   const bool quantizes = dtype == DType::i8;
   nn::initialize(*model, seed, {.dtype = quantizes ? DType::f32 : dtype, .uniform = true});

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "nn/attend.h"
 #include "nn/heads.h"
 
 namespace qkv {
@@ -48,11 +49,11 @@ GlobalRows find_rows(const Tensor& global) {
 
 }  // namespace
 
-LongformerAttention::LongformerAttention(std::int64_t hidden, std::int64_t heads,
-                                         std::int64_t window)
-    : heads_(heads), window_(window) {
-  check(hidden % heads == 0, "longformer: hidden size {} is not a multiple of {} heads", hidden,
-        heads);
+LongformerAttention::LongformerAttention(const nn::AttentionConfig& config, std::int64_t window)
+    : heads_(config.heads), window_(window), dropout_(config.dropout) {
+  const std::int64_t hidden = config.hidden;
+  check(hidden % heads_ == 0, "longformer: hidden size {} is not a multiple of {} heads", hidden,
+        heads_);
   for (nn::Linear* projection :
        {&query_, &key_, &value_, &query_global_, &key_global_, &value_global_, &out_}) {
     *projection = nn::Linear({hidden, hidden});
@@ -74,12 +75,9 @@ Tensor LongformerAttention::operator()(const Tensor& x, const nn::AttentionCall&
   AttentionOptions local;
   local.mask = call.mask & Mask::window(window_ / 2, window_ / 2);
   if (call.global.defined()) local.mask = local.mask & Mask::global(call.global);
-  const nn::TracedAttention windowed{false, split_heads(query_(x), heads_),
-                                     split_heads(key_(x), heads_), split_heads(value_(x), heads_),
-                                     local};
-  // Of global rows a trace sees the attention within the window, which is thrown away below.
-  if (call.trace != nullptr && call.trace->on_attention) call.trace->on_attention(windowed);
-  Tensor y = merge_heads(attention(windowed.queries, windowed.keys, windowed.values, local));
+  const auto split = [&](const Tensor& projected) { return split_heads(projected, heads_); };
+  Tensor y = merge_heads(nn::attend({split(query_(x)), split(key_(x)), split(value_(x))}, local,
+                                    {.dropout = dropout_}, call));
 
   const GlobalRows rows = call.global.defined() ? find_rows(call.global) : GlobalRows{};
   if (rows.count > 0) {
@@ -87,8 +85,8 @@ Tensor LongformerAttention::operator()(const Tensor& x, const nn::AttentionCall&
     AttentionOptions everywhere;
     everywhere.mask = call.mask;
     const Tensor global =
-        attention(split_heads(query_global_(chosen), heads_), split_heads(key_global_(x), heads_),
-                  split_heads(value_global_(x), heads_), everywhere);
+        nn::attend({split(query_global_(chosen)), split(key_global_(x)), split(value_global_(x))},
+                   everywhere, {.kind = "global", .dropout = dropout_}, call);
     const Tensor both = concat({reshape(y, {batch * length, hidden}),
                                 reshape(merge_heads(global), {batch * rows.count, hidden})},
                                0);

@@ -10,7 +10,7 @@ class LongformerAttention final : public nn::Attention {
  public:
   LongformerAttention() = default;
   // window: a query sees |i - j| <= window / 2.
-  LongformerAttention(std::int64_t hidden, std::int64_t heads, std::int64_t window);
+  LongformerAttention(const nn::AttentionConfig& config, std::int64_t window);
   void visit(const nn::Visitor& visitor) override;
 
   // Uses the mask (of padding), `global` and `visible` of the call.
@@ -18,6 +18,7 @@ class LongformerAttention final : public nn::Attention {
 
  private:
   std::int64_t heads_ = 0, window_ = 0;
+  double dropout_ = 0;
   nn::Linear query_, key_, value_, query_global_, key_global_, value_global_, out_;
 };
 

@@ -132,10 +132,11 @@ Tensor Model::decoder_inputs(const Tensor& labels) const {
   return Tensor::from(ids, {batch, length});
 }
 
-Tensor Model::loss(const ModelInput& input, const Tensor& labels) const {
+Tensor Model::loss(const ModelInput& input, const Tensor& labels, const ModelContext& context,
+                   const CrossEntropyOptions& options) const {
   check(labels.defined(), "{}: labels are undefined", info_.family);
   const auto logits_of = [&](const ModelInput& given) {
-    const Tensor logits = (*this)(given).logits;
+    const Tensor logits = (*this)(given, context).logits;
     check(logits.defined(), "loss: a {} has no head to predict with", info_.architecture);
     return logits;
   };
@@ -144,12 +145,15 @@ Tensor Model::loss(const ModelInput& input, const Tensor& labels) const {
     const std::int64_t length = logits.size(1);
     check(labels.shape() == input.ids.shape(), "{}: labels {} must have the shape of ids {}",
           info_.family, labels.shape(), input.ids.shape());
-    return cross_entropy(slice(logits, 1, 0, length - 1), slice(labels, 1, 1, length));
+    // Each position is asked for the next label. The logits stay whole: they are the larger part.
+    const Tensor none = Tensor::full({labels.size(0), 1}, static_cast<double>(options.ignore_index),
+                                     {labels.dtype(), labels.device()});
+    return cross_entropy(logits, concat({slice(labels, 1, 1, length), none}, 1), options);
   }
-  if (info_.kind == ModelKind::encoder) return cross_entropy(logits_of(input), labels);
+  if (info_.kind == ModelKind::encoder) return cross_entropy(logits_of(input), labels, options);
   ModelInput shifted = input;
   shifted.decoder_ids = decoder_inputs(labels);
-  return cross_entropy(logits_of(shifted), labels);
+  return cross_entropy(logits_of(shifted), labels, options);
 }
 
 Tensor mean_embedding(const Tensor& hidden, const Tensor& mask) {

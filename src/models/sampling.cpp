@@ -78,15 +78,11 @@ std::int64_t choose_token(std::span<const float> logits, const GenerateOptions& 
   return candidates.back().id;
 }
 
-std::vector<double> log_probabilities(std::span<const float> logits) {
+double log_sum_exp(std::span<const float> logits) {
   const double best = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
   for (const float logit : logits) sum += std::exp(logit - best);
-  const double log_sum = best + std::log(sum);
-  std::vector<double> result(logits.size());
-  std::transform(logits.begin(), logits.end(), result.begin(),
-                 [&](float logit) { return logit - log_sum; });
-  return result;
+  return best + std::log(sum);
 }
 
 double sampling_draw(std::uint64_t seed, std::uint64_t sequence, std::uint64_t step) {

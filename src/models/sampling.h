@@ -17,8 +17,8 @@ void penalize_repetition(std::span<float> logits, std::span<const std::int64_t> 
 std::int64_t choose_token(std::span<const float> logits, const GenerateOptions& options,
                           double draw);
 
-// logits - log(sum(exp(logits)))
-std::vector<double> log_probabilities(std::span<const float> logits);
+// A logit less this is a log-probability.
+double log_sum_exp(std::span<const float> logits);
 
 // Uniform in [0, 1), a function of its arguments alone.
 double sampling_draw(std::uint64_t seed, std::uint64_t sequence, std::uint64_t step);

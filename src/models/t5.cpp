@@ -12,6 +12,7 @@ namespace {
 // One side: embedding, layers, and the table of distances that all layers share.
 struct T5Side final : nn::Module {
   bool is_decoder = false, own_embedding = false;
+  double dropout = 0;
   std::int64_t buckets = 0, heads = 0, max_distance = 0;
   nn::Embedding tokens;
   Tensor table;  // [buckets, heads]: stored with the first layer
@@ -26,7 +27,8 @@ struct T5Side final : nn::Module {
   Tensor operator()(const Tensor& ids, nn::AttentionCall self,
                     const nn::AttentionCall& cross = {}) const {
     self.bias = Bias::relative(to(table, DType::f32), !is_decoder, max_distance);
-    return stack(tokens(ids), self, cross);
+    const Tensor x = nn::enter_stream(tokens(ids), dropout, self.training);
+    return nn::dropout(stack(x, self, cross), dropout, self.training);
   }
 };
 
@@ -63,14 +65,19 @@ class T5 final : public Model {
   ModelOutput operator()(const ModelInput& input, const ModelContext& context) const override {
     ModelOutput output;
     const Mask padding = encoder_padding("t5", input);
-    output.memory = input.memory.defined()
-                        ? input.memory
-                        : encoder_(input.ids, {.mask = padding, .trace = context.encoder_trace});
+    output.memory = input.memory.defined() ? input.memory
+                                           : encoder_(input.ids, {.mask = padding,
+                                                                  .side = "encoder",
+                                                                  .trace = context.encoder_trace,
+                                                                  .training = context.training});
     if (!input.decoder_ids.defined()) return output;
     check_ids("t5", input.decoder_ids);
-    output.last_hidden = decoder_(
-        input.decoder_ids, {.cache = context.cache, .trace = context.trace},
-        {.memory = output.memory, .mask = padding, .cache = context.cache, .trace = context.trace});
+    nn::AttentionCall self{
+        .cache = context.cache, .trace = context.trace, .training = context.training};
+    nn::AttentionCall cross = self;
+    cross.memory = output.memory;
+    cross.mask = padding;
+    output.last_hidden = decoder_(input.decoder_ids, self, cross);
     Tensor rows = head_rows(output.last_hidden, context);
     if (output_scale_ != 1) rows = scale(rows, output_scale_);
     output.logits = head_(rows);
@@ -92,6 +99,7 @@ class T5 final : public Model {
     side.stack = nn::Stack({.layers = "block", .final_norm = "final_layer_norm", .norm = norm});
     nn::LayerConfig layer;
     layer.norm = norm;
+    layer.dropout = side.dropout = dropout_rate(c, "dropout_rate", 0.1);
     layer.self = {.hidden = hidden,
                   .heads = info_.heads,
                   .head_size = c.integer("d_kv", 1, kMaxWidth),
@@ -99,10 +107,12 @@ class T5 final : public Model {
                   .out_bias = false,
                   .causal = side.is_decoder,
                   .scale = 1.0f,
+                  .dropout = side.dropout,
                   .q = "q",
                   .k = "k",
                   .v = "v",
                   .out = "o"};
+    read_score_options(c, layer.self);
     layer.self_name = "layer.0.SelfAttention";
     layer.self_norm = "layer.0.layer_norm";
     if (side.is_decoder) {
@@ -133,6 +143,7 @@ class T5 final : public Model {
             .activation = activation_from_string(act),
             .gated = gated,
             .bias = false,
+            .dropout = dropout_rate(c, "dropout_rate", 0.1),
             .up = gated ? "wi_1" : "wi",
             .gate = "wi_0",
             .down = "wo"};

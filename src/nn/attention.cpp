@@ -2,6 +2,7 @@
 #include <mutex>
 
 #include "core/check.h"
+#include "nn/attend.h"
 #include "nn/heads.h"
 #include "nn/pack.h"
 #include "qkv/autograd.h"
@@ -75,7 +76,10 @@ Tensor MultiHeadAttention::project_jointly(const Tensor& x) const {
   Tensor bias;
   {
     const std::scoped_lock lock(joint_->mutex);
-    if (joint_->ids != ids) {
+    if (Tape::recording()) {  // the weights are about to change
+      joint_->ids = {};
+      joint_->weight = {};
+    } else if (joint_->ids != ids) {
       Weight all(concat({q.weight, k.weight, v.weight}, 0));
       if (all.is_quantized())
         all.scale = concat({q.weight.scale, k.weight.scale, v.weight.scale}, 0);
@@ -87,7 +91,9 @@ Tensor MultiHeadAttention::project_jointly(const Tensor& x) const {
     weight = joint_->weight;
     bias = joint_->bias;
   }
-  return linear(x, weight, bias);
+  if (!Tape::recording()) return linear(x, weight, bias);
+  return linear(x, concat({q.weight, k.weight, v.weight}, 0),
+                config_.bias ? concat({q.bias, k.bias, v.bias}, 0) : Tensor());
 }
 
 MultiHeadAttention::Heads MultiHeadAttention::project(const Tensor& x,
@@ -101,22 +107,17 @@ MultiHeadAttention::Heads MultiHeadAttention::project(const Tensor& x,
     heads.values = split_heads(v(call.memory), c.kv_heads);
     return heads;
   }
-  const bool joins = !c.fused && !Tape::recording() && q.weight.defined() &&
-                     are_alike(q.weight, k.weight) && are_alike(q.weight, v.weight);
+  const bool joins = !c.fused && q.weight.defined() && are_alike(q.weight, k.weight) &&
+                     are_alike(q.weight, v.weight);
   if (!c.fused && !joins) {
-    {  // the weights are about to change
-      const std::scoped_lock lock(joint_->mutex);
-      joint_->ids = {};
-      joint_->weight = {};
-    }
     return {split_heads(q(x), c.heads), split_heads(k(x), c.kv_heads),
             split_heads(v(x), c.kv_heads)};
   }
   const Tensor all = c.fused ? q(x) : project_jointly(x);
-  const auto part = [&](std::int64_t first, std::int64_t heads) {
-    return split_heads(slice(all, 2, first * c.head_size, (first + heads) * c.head_size), heads);
-  };
-  return {part(0, c.heads), part(c.heads, c.kv_heads), part(c.heads + c.kv_heads, c.kv_heads)};
+  const std::vector<Tensor> parts =
+      split(all, 2, {c.heads * c.head_size, c.kv_heads * c.head_size, c.kv_heads * c.head_size});
+  return {split_heads(parts[0], c.heads), split_heads(parts[1], c.kv_heads),
+          split_heads(parts[2], c.kv_heads)};
 }
 
 Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call) const {
@@ -171,10 +172,10 @@ Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call
     (c.cross ? call.trace->cross_weights : call.trace->attention_weights)
         .push_back(attention_weights(queries, keys, options));
   }
-  if (call.trace != nullptr && call.trace->on_attention) {
-    call.trace->on_attention({c.cross, queries, keys, values, options});
-  }
-  return out(to(merge_heads(attention(queries, keys, values, options)), x.dtype()));
+  const char* kind = c.cross ? "cross" : "self";
+  const Tensor attended = attend({queries, keys, values}, options,
+                                 {.kind = kind, .dropout = c.dropout, .layer = this}, call);
+  return out(to(merge_heads(attended), x.dtype()));
 }
 
 }  // namespace qkv::nn

@@ -129,25 +129,38 @@ std::size_t KvCache::bytes() const {
   return total;
 }
 
-void KvCache::reorder(const std::vector<std::int64_t>& rows) {
+namespace {
+
+// Rows of t; of its third axis only the first `stored`, where that is not negative.
+Tensor rows_of(const Tensor& t, const std::vector<std::int64_t>& rows, std::int64_t stored) {
+  const auto count = static_cast<std::int64_t>(rows.size());
+  std::vector<std::int64_t> extents(t.shape().extents().begin(), t.shape().extents().end());
+  extents[0] = count;
+  if (t.device() != kCpu && is_floating(t.dtype())) {  // one launch instead of one per row
+    const Tensor table = reshape(t, {t.size(0), -1});
+    return reshape(embedding(Tensor::from(rows, {count}), table), extents);
+  }
+  Tensor result = Tensor::empty(Shape(extents), {t.dtype(), t.device()});
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t row = rows[static_cast<std::size_t>(i)];
+    Tensor from = slice(t, 0, row, row + 1), into = slice(result, 0, i, i + 1);
+    if (stored >= 0) {
+      from = slice(from, 2, 0, stored);
+      into = slice(into, 2, 0, stored);
+    }
+    backend(t.device()).copy(from, into);
+  }
+  return result;
+}
+
+}  // namespace
+
+void KvCache::reorder(const std::vector<std::int64_t>& rows, bool same_memory) {
   bool is_same = true;
   for (std::size_t i = 0; i < rows.size(); ++i) is_same &= rows[i] == static_cast<std::int64_t>(i);
-  if (layers_.empty()) return;
   const auto pick = [&](const Tensor& t, std::int64_t stored) {
     if (!t.defined() || (is_same && t.size(0) == static_cast<std::int64_t>(rows.size()))) return t;
-    std::vector<std::int64_t> extents(t.shape().extents().begin(), t.shape().extents().end());
-    extents[0] = static_cast<std::int64_t>(rows.size());
-    Tensor result = Tensor::empty(Shape(extents), {t.dtype(), t.device()});
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      const auto at = static_cast<std::int64_t>(i);
-      Tensor from = slice(t, 0, rows[i], rows[i] + 1), into = slice(result, 0, at, at + 1);
-      if (stored >= 0) {
-        from = slice(from, 2, 0, stored);
-        into = slice(into, 2, 0, stored);
-      }
-      backend(t.device()).copy(from, into);
-    }
-    return result;
+    return rows_of(t, rows, stored);
   };
   const auto pick_rows = [&](Rows& of, std::int64_t stored) {
     of = {pick(of.data, stored), pick(of.scale, stored)};
@@ -155,10 +168,11 @@ void KvCache::reorder(const std::vector<std::int64_t>& rows) {
   for (Layer& l : layers_) {
     pick_rows(l.keys, l.stored);
     pick_rows(l.values, l.stored);
+    if (same_memory) continue;
     pick_rows(l.memory_keys, -1);
     pick_rows(l.memory_values, -1);
   }
-  visible = pick(visible, -1);
+  if (!layers_.empty()) visible = pick(visible, -1);
 }
 
 }  // namespace qkv::nn

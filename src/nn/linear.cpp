@@ -70,9 +70,10 @@ Tensor Norm::operator()(const Tensor& x) const {
                      : layer_norm(x, weight, bias, config_.eps);
 }
 
-NormedSum Norm::operator()(const Tensor& x, const Tensor& residual) const {
-  return config_.rms ? add_rms_norm(x, residual, weight, config_.eps, config_.weight_offset)
-                     : add_layer_norm(x, residual, weight, bias, config_.eps);
+NormedSum Norm::operator()(const Tensor& x, const Tensor& residual, const Dropout& dropout) const {
+  return config_.rms
+             ? add_rms_norm(x, residual, weight, config_.eps, config_.weight_offset, dropout)
+             : add_layer_norm(x, residual, weight, bias, config_.eps, dropout);
 }
 
 FeedForward::FeedForward(const FeedForwardConfig& config) : config_(config) {
@@ -88,9 +89,10 @@ void FeedForward::visit(const Visitor& visitor) {
   visitor(config_.down, down);
 }
 
-Tensor FeedForward::operator()(const Tensor& x) const {
-  if (!config_.gated) return down(up(x, config_.activation));
-  return down(gated(gate(x), up(x), config_.activation));
+Tensor FeedForward::operator()(const Tensor& x, Training* training) const {
+  const Tensor inner =
+      config_.gated ? gated(gate(x), up(x), config_.activation) : up(x, config_.activation);
+  return down(dropout(inner, config_.dropout, training));
 }
 
 }  // namespace qkv::nn

@@ -70,11 +70,25 @@ Weight quantize(const Tensor& weight, std::int64_t group, int inputs_axis) {
   return {contiguous(transpose(q.values, 0, 1)), contiguous(transpose(q.scale, 0, 1))};
 }
 
+namespace {
+
+float deviation_of(const InitializeOptions& options, const std::string& name, const Shape& shape) {
+  if (!options.xavier || shape.rank() != 2) return options.deviation;
+  for (const char* table : {"embed", "shared", "wte", "wpe"}) {
+    if (name.find(table) != std::string::npos) {
+      return 1 / std::sqrt(static_cast<float>(shape[1]));
+    }
+  }
+  return std::sqrt(2 / static_cast<float>(shape[0] + shape[1]));
+}
+
+}  // namespace
+
 void initialize(Module& module, std::uint64_t seed, const InitializeOptions& options) {
   Generator random(seed);
-  const float deviation = options.deviation;
-  const float bound = deviation * std::sqrt(3.0f);
   module.visit(Visitor([&](const std::string& name, Tensor& value, const Shape& shape) {
+    const float deviation = deviation_of(options, name, shape);
+    const float bound = deviation * std::sqrt(3.0f);
     const bool is_bias = name.ends_with("bias");
     const bool is_norm = shape.rank() == 1 && name.ends_with("weight");
     if (is_bias || is_norm) {

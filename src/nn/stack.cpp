@@ -52,10 +52,18 @@ void Layer::visit(const Visitor& visitor) {
 
 Stream Layer::operator()(const Stream& x, const AttentionCall& call,
                          const AttentionCall& cross) const {
+  Training* training = call.training;
+  const auto thin = [&](const Tensor& part) { return dropout(part, config_.dropout, training); };
   if (config_.place == NormPlace::after) {
-    Tensor y = self_norm_((*self_)(x.sum, call), x.sum).normed;
-    if (config_.cross) y = cross_norm_(cross_(y, cross), y).normed;
-    return {feed_forward_norm_(feed_forward_(y), y).normed};
+    // The norm drops out on its way. Seeds are drawn after the part has drawn its own.
+    const auto join = [&](const Norm& norm, const Tensor& part, const Tensor& sum) {
+      const bool drops = training != nullptr && config_.dropout > 0;
+      return norm(part, sum, drops ? Dropout{config_.dropout, training->next_seed()} : Dropout{})
+          .normed;
+    };
+    Tensor y = join(self_norm_, (*self_)(x.sum, call), x.sum);
+    if (config_.cross) y = join(cross_norm_, cross_(y, cross), y);
+    return {join(feed_forward_norm_, feed_forward_(y, training), y)};
   }
   // The norm that follows a part adds what the part gave to the stream.
   const auto enter = [](const Norm& norm, const Stream& s) {
@@ -63,14 +71,14 @@ Stream Layer::operator()(const Stream& x, const AttentionCall& call,
   };
   const bool around = config_.place == NormPlace::around;
   NormedSum in = enter(self_norm_, x);
-  Tensor branch = (*self_)(in.normed, call);
+  Tensor branch = thin((*self_)(in.normed, call));
   if (around) branch = after_self_norm_(branch);
   if (config_.cross) {
     in = cross_norm_(branch, in.sum);
-    branch = cross_(in.normed, cross);
+    branch = thin(cross_(in.normed, cross));
   }
   in = feed_forward_norm_(branch, in.sum);
-  branch = feed_forward_(in.normed);
+  branch = thin(feed_forward_(in.normed, training));
   if (around) branch = after_feed_forward_norm_(branch);
   return {in.sum, branch};
 }

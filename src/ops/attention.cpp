@@ -64,6 +64,39 @@ Tensor empty_as(const Tensor& x, std::int64_t width) {
   return empty_in_layout(x, Shape(extents), x.dtype());
 }
 
+// Gradients of q, k and v. Where those are views of one [B, S, (H + 2 Hk) D], as a joint projection
+// gives them, the gradients are views of one in the same way, and need not be put together.
+AttentionGrads empty_grads(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const auto item = static_cast<std::ptrdiff_t>(size_of(q.dtype()));
+  const auto after = [&](const Tensor& x, std::int64_t elements) {
+    return static_cast<const std::byte*>(x.raw()) + elements * item;
+  };
+  const bool dense = q.rank() == 4 && q.numel() > 0 && q.size(3) == v.size(3) &&
+                     q.size(2) == k.size(2) && q.size(2) > 1;
+  const std::int64_t width = dense ? (q.size(1) + 2 * k.size(1)) * q.size(3) : 0;
+  const auto is_part = [&](const Tensor& x) {
+    return x.stride(3) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(3)) &&
+           x.stride(2) == width && (x.size(0) == 1 || x.stride(0) == width * x.size(2));
+  };
+  AttentionGrads grads;
+  if (!dense || !is_part(q) || !is_part(k) || !is_part(v) ||
+      k.raw() != after(q, q.size(1) * q.size(3)) || v.raw() != after(k, k.size(1) * k.size(3))) {
+    grads.dq = empty_as(q, q.size(-1));
+    grads.dk = empty_as(k, k.size(-1));
+    grads.dv = empty_as(v, v.size(-1));
+    return grads;
+  }
+  const Tensor all = Tensor::empty({q.size(0) * q.size(2) * width}, {q.dtype(), q.device()});
+  const auto part = [&](const Tensor& x, std::int64_t first) {
+    const std::int64_t strides[] = {width * x.size(2), x.size(3), width, 1};
+    return all.view(x.shape(), strides, first);
+  };
+  grads.dq = part(q, 0);
+  grads.dk = part(k, q.size(1) * q.size(3));
+  grads.dv = part(v, (q.size(1) + k.size(1)) * q.size(3));
+  return grads;
+}
+
 void record_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                       const AttentionForward& forward, const AttentionOptions& options) {
   if (!Tape::recording()) return;
@@ -144,10 +177,7 @@ AttentionGrads attention_backward(const AttentionOutputGrads& grads, const Tenso
 
   const Device device = q.device();
   const TensorOptions f32{DType::f32, device};
-  AttentionGrads result;
-  result.dq = empty_as(q, q.size(-1));
-  result.dk = empty_as(k, k.size(-1));
-  result.dv = empty_as(v, v.size(-1));
+  AttentionGrads result = empty_grads(q, k, v);
   tensors.dq = attention_batch(result.dq, packed);
   tensors.dk = attention_batch(result.dk, packed);
   tensors.dv = attention_batch(result.dv, packed);

@@ -23,7 +23,9 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
         "cross_entropy: label_smoothing must be in [0, 1), got {}", options.label_smoothing);
 
   CrossEntropyProblem problem;
-  problem.logits = contiguous(logits);
+  problem.logits = reshape(logits, {rows, classes});
+  const bool is_rows = problem.logits.stride(1) == 1 && problem.logits.stride(0) >= classes;
+  if (!is_rows) problem.logits = contiguous(problem.logits);
   problem.targets = contiguous(to(targets, DType::i64));
   problem.ignore_index = options.ignore_index;
   problem.label_smoothing = static_cast<float>(options.label_smoothing);
@@ -46,8 +48,10 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
         CrossEntropyBackward backward;
         backward.forward = &problem;
         backward.dloss = to(dloss, DType::f32);
-        backward.dlogits = Tensor::empty(problem.logits.shape(),
-                                         {problem.logits.dtype(), problem.logits.device()});
+        const Tensor& x = problem.logits;
+        const std::int64_t apart = x.stride(0), strides[] = {apart, 1};
+        backward.dlogits =
+            Tensor::empty({x.size(0) * apart}, {x.dtype(), x.device()}).view(x.shape(), strides, 0);
         backend(problem.logits.device()).cross_entropy_backward(backward);
         return std::vector{backward.dlogits};
       });

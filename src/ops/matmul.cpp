@@ -73,10 +73,53 @@ Tensor rows_of(const Tensor& x) {
   return reshape(contiguous(x), {rows, x.size(-1)});
 }
 
+// The same of a gradient, whose rows may stand further apart.
+Tensor rows_apart(const Tensor& x) {
+  std::int64_t rows = 1;
+  for (const std::int64_t extent : x.shape().extents().first(x.rank() - 1)) rows *= extent;
+  const Tensor flat = reshape(x, {rows, x.size(-1)});
+  return flat.stride(1) == 1 ? flat : contiguous(flat);
+}
+
 Shape linear_shape(const Tensor& x, std::int64_t outputs) {
   std::vector<std::int64_t> extents(x.shape().extents().begin(), x.shape().extents().end());
   extents.back() = outputs;
   return Shape(extents);
+}
+
+// Room for the results of a linear map. Rows of many logits that will be worked on again (a loss,
+// two products of its gradient) begin at multiples of 128 bytes: an odd vocabulary would keep every
+// kernel from reading more than an element at a time.
+Tensor empty_rows(const Shape& shape, const Tensor& x, bool again) {
+  constexpr std::int64_t kMany = 1024;
+  const TensorOptions like{x.dtype(), x.device()};
+  const auto multiple = static_cast<std::int64_t>(128 / size_of(x.dtype()));
+  const std::int64_t width = shape[-1], padded = (width + multiple - 1) / multiple * multiple;
+  if (!again || width < kMany || padded == width) return Tensor::empty(shape, like);
+  std::vector<std::int64_t> strides(static_cast<std::size_t>(shape.rank()), 1);
+  std::int64_t step = padded;
+  for (int axis = shape.rank() - 2; axis >= 0; --axis) {
+    strides[axis] = step;
+    step *= std::max<std::int64_t>(shape[axis], 1);
+  }
+  return Tensor::empty({step}, like).view(shape, strides, 0);
+}
+
+// d loss / d (x, weight, bias) from that of x W^T + bias.
+std::vector<Tensor> linear_backward(const Tensor& dz, const Tensor& x, const Tensor& weight,
+                                    const Tensor& bias, bool transposed) {
+  const Tensor dy = rows_apart(dz);
+  const Tensor w = transposed ? transpose(weight, 0, 1) : weight;  // [N, K]
+  // A product is bf16 where its second factor is: that of the forward was.
+  const auto narrow = [&](const Tensor& t) {
+    return weight.dtype() == DType::bf16 ? to(t, DType::bf16) : t;
+  };
+  const Tensor dx = product(dy, w, x.dtype());
+  const Tensor dw = transposed ? product(transpose(x, 0, 1), narrow(dy), DType::f32)
+                               : product(transpose(dy, 0, 1), narrow(x), DType::f32);
+  // One row is its own sum, and to() then does nothing or widens.
+  const Tensor dbias = bias.defined() ? to(sum_to(dy, bias.shape()), DType::f32) : Tensor();
+  return {dx, dw, dbias};
 }
 
 void check_linear(const Tensor& x, std::int64_t inputs, std::int64_t outputs, Device device) {
@@ -115,13 +158,15 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
   const std::int64_t inputs = weight.size(options.transposed ? 0 : 1);
   check_linear(x, inputs, outputs, weight.device());
   check_bias("linear", bias, outputs);
-  if (Tape::recording() && options.activation != Activation::none) {
-    // Backward needs what the activation saw.
-    return activate(linear(x, weight, bias, {.transposed = options.transposed}),
-                    options.activation);
-  }
+  const Activation activation = options.activation;
   const Tensor rows = rows_of(x);
-  Tensor y = Tensor::empty(linear_shape(x, outputs), {x.dtype(), x.device()});
+  const Shape shape = linear_shape(x, outputs);
+  Tensor y = empty_rows(shape, x, Tape::recording() && activation == Activation::none);
+  const auto flat = [&](const Tensor& t) {
+    const std::int64_t apart = t.rank() > 1 ? t.stride(-2) : outputs;
+    return t.view({1, rows.size(0), outputs},
+                  std::vector{rows.size(0) * apart, apart, std::int64_t{1}}, 0);
+  };
   const auto view = [](const Tensor& m, bool transposed) {
     const std::int64_t strides[] = {0, m.stride(transposed ? 1 : 0), m.stride(transposed ? 0 : 1)};
     return m.view({1, m.size(transposed ? 1 : 0), m.size(transposed ? 0 : 1)}, strides, 0);
@@ -130,21 +175,26 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
   problem.a = view(rows, false);
   problem.b = view(weight, !options.transposed);
   problem.bias = bias.defined() ? contiguous(bias) : bias;
-  problem.activation = options.activation;
-  problem.y = y.view({1, rows.size(0), outputs},
-                     std::vector{rows.size(0) * outputs, outputs, std::int64_t{1}}, 0);
+  problem.activation = activation;
+  problem.y = flat(y);
+  // Backward needs what the activation saw; that a relu saw a positive number is seen in its
+  // result.
+  Tensor before = y;
+  if (Tape::recording() && activation != Activation::none && activation != Activation::relu) {
+    before = Tensor::empty(shape, {x.dtype(), x.device()});
+    problem.before = flat(before);
+  }
   backend(x.device()).matmul(problem);
   return Tape::record(
       "linear", {rows, weight, bias}, y,
-      [rows, weight, bias, transposed = options.transposed](const Tensor& dy) {
-        const Tensor dyr = rows_of(contiguous(dy));
-        const Tensor w = transposed ? transpose(weight, 0, 1) : weight;  // [N, K]
-        const Tensor dx = product(dyr, w, rows.dtype());
-        const Tensor dw = transposed ? product(transpose(rows, 0, 1), dyr, DType::f32)
-                                     : product(transpose(dyr, 0, 1), rows, DType::f32);
-        // One row is its own sum, and to() then does nothing or widens.
-        const Tensor dbias = bias.defined() ? to(sum_to(dyr, bias.shape()), DType::f32) : Tensor();
-        return std::vector{dx, dw, dbias};
+      [rows, weight, bias, before, activation, transposed = options.transposed](const Tensor& dy) {
+        if (activation == Activation::none) {
+          return linear_backward(dy, rows, weight, bias, transposed);
+        }
+        Tensor dz = Tensor::empty(before.shape(), {before.dtype(), before.device()});
+        backend(dz.device())
+            .activate_backward(activation, before, contiguous(to(dy, dz.dtype())), dz);
+        return linear_backward(dz, rows, weight, bias, transposed);
       });
 }
 

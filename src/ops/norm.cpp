@@ -13,6 +13,7 @@ struct Norm {
   double eps;
   bool centered;
   double weight_offset;
+  Dropout dropout{};
 };
 
 void check_norm(const Norm& norm, const Tensor& x, const Tensor& residual) {
@@ -24,6 +25,8 @@ void check_norm(const Norm& norm, const Tensor& x, const Tensor& residual) {
           "{}: {} must be floating point [{}] to fit x {}, got {} {}", norm.name, name, x.size(-1),
           x.shape(), p.dtype(), p.shape());
   };
+  check(norm.dropout.p >= 0 && norm.dropout.p < 1, "{}: dropout must be in [0, 1), got {}",
+        norm.name, norm.dropout.p);
   check_vector("weight", norm.weight);
   check_vector("bias", norm.bias);
   check(!residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
@@ -40,6 +43,8 @@ NormedSum compute(const Norm& norm, const Tensor& x, const Tensor& residual) {
   problem.residual = residual.defined() ? contiguous(residual) : residual;
   problem.weight = norm.weight.defined() ? contiguous(norm.weight) : norm.weight;
   problem.bias = norm.bias.defined() ? contiguous(norm.bias) : norm.bias;
+  problem.dropout = norm.dropout.p;
+  problem.seed = norm.dropout.seed;
   problem.centered = norm.centered;
   problem.eps = static_cast<float>(norm.eps);
   problem.weight_offset = static_cast<float>(norm.weight_offset);
@@ -59,22 +64,26 @@ NormedSum compute(const Norm& norm, const Tensor& x, const Tensor& residual) {
   backward.rstd = problem.rstd;
   backward.centered = norm.centered;
   backward.weight_offset = problem.weight_offset;
+  backward.dropout = problem.dropout;
+  backward.seed = problem.seed;
   const bool has_bias = norm.bias.defined();
-  Tape::record_all(norm.name, {problem.x, problem.residual, problem.weight, problem.bias},
-                   {problem.y, problem.sum}, [backward, has_bias](std::span<const Tensor> dout) {
-                     NormBackward b = backward;
-                     const TensorOptions same{b.x.dtype(), b.x.device()};
-                     const TensorOptions f32{DType::f32, b.x.device()};
-                     const Shape width{b.x.size(-1)};
-                     b.dy = dout[0].defined() ? contiguous(to(dout[0], b.x.dtype()))
-                                              : Tensor::zeros(b.x.shape(), same);
-                     if (dout[1].defined()) b.dsum = contiguous(to(dout[1], b.x.dtype()));
-                     b.dx = Tensor::empty(b.x.shape(), same);
-                     if (b.weight.defined()) b.dweight = Tensor::zeros(width, f32);
-                     if (has_bias) b.dbias = Tensor::zeros(width, f32);
-                     if (b.x.numel() > 0) backend(b.x.device()).norm_backward(b);
-                     return std::vector{b.dx, b.dx, b.dweight, b.dbias};
-                   });
+  Tape::record_all(
+      norm.name, {problem.x, problem.residual, problem.weight, problem.bias},
+      {problem.y, problem.sum}, [backward, has_bias](std::span<const Tensor> dout) {
+        NormBackward b = backward;
+        const TensorOptions same{b.x.dtype(), b.x.device()};
+        const TensorOptions f32{DType::f32, b.x.device()};
+        const Shape width{b.x.size(-1)};
+        b.dy = dout[0].defined() ? contiguous(to(dout[0], b.x.dtype()))
+                                 : Tensor::zeros(b.x.shape(), same);
+        if (dout[1].defined()) b.dsum = contiguous(to(dout[1], b.x.dtype()));
+        b.dx = Tensor::empty(b.x.shape(), same);
+        if (b.dropout > 0) b.ddropped = Tensor::empty(b.x.shape(), same);
+        if (b.weight.defined()) b.dweight = Tensor::zeros(width, f32);
+        if (has_bias) b.dbias = Tensor::zeros(width, f32);
+        if (b.x.numel() > 0) backend(b.x.device()).norm_backward(b);
+        return std::vector{b.dropout > 0 ? b.ddropped : b.dx, b.dx, b.dweight, b.dbias};
+      });
   return {problem.sum, problem.y};
 }
 
@@ -89,15 +98,15 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double weight
 }
 
 NormedSum add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                         const Tensor& bias, double eps) {
+                         const Tensor& bias, double eps, const Dropout& dropout) {
   check(residual.defined(), "add_layer_norm: residual is undefined");
-  return compute({"add_layer_norm", weight, bias, eps, true, 0}, x, residual);
+  return compute({"add_layer_norm", weight, bias, eps, true, 0, dropout}, x, residual);
 }
 
 NormedSum add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
-                       double weight_offset) {
+                       double weight_offset, const Dropout& dropout) {
   check(residual.defined(), "add_rms_norm: residual is undefined");
-  return compute({"add_rms_norm", weight, {}, eps, false, weight_offset}, x, residual);
+  return compute({"add_rms_norm", weight, {}, eps, false, weight_offset, dropout}, x, residual);
 }
 
 }  // namespace qkv

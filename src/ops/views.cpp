@@ -188,6 +188,78 @@ Tensor to(const Tensor& x, Device device) {
   });
 }
 
+namespace {
+
+// The tensor whose consecutive slices along an axis the parts are, if their memory is such.
+Tensor joined(std::span<const Tensor> parts, int axis, const Shape& whole) {
+  const Tensor& first = parts.front();
+  if (!first.defined()) return {};
+  std::int64_t from = 0;
+  for (const Tensor& part : parts) {
+    if (!part.defined() || part.dtype() != first.dtype() || part.device() != first.device()) {
+      return {};
+    }
+    const auto item = static_cast<std::int64_t>(size_of(first.dtype()));
+    if (part.numel() == 0 ||
+        static_cast<const std::byte*>(part.raw()) !=
+            static_cast<const std::byte*>(first.raw()) + from * first.stride(axis) * item) {
+      return {};
+    }
+    for (int i = 0; i < first.rank(); ++i) {
+      if (part.size(i) > 1 && part.stride(i) != first.stride(i)) return {};
+    }
+    from += part.size(axis);
+  }
+  // A part of one element along an axis has a stride there that means nothing.
+  for (int i = 0; i < whole.rank(); ++i) {
+    if (whole[i] > 1 && first.size(i) == 1) return {};
+  }
+  try {
+    return first.view(whole, strides_of(first), 0);
+  } catch (const Error&) {  // beyond its storage: neighbours by chance
+    return {};
+  }
+}
+
+}  // namespace
+
+std::vector<Tensor> split(const Tensor& x, int axis, const std::vector<std::int64_t>& sizes) {
+  const int at = wrap_axis("split", x, axis);
+  std::vector<Tensor> parts;
+  {
+    const TapePause pause;  // one record for all of them
+    std::int64_t from = 0;
+    for (const std::int64_t size : sizes) {
+      check(size >= 0 && from + size <= x.size(at), "split: {} of axis {} are more than {} has",
+            from + size, axis, x.shape());
+      parts.push_back(slice(x, at, from, from + size));
+      from += size;
+    }
+    check(from == x.size(at), "split: sizes make {} of the {} along axis {} of {}", from,
+          x.size(at), axis, x.shape());
+  }
+  Tape::record_all(
+      "split", {x}, parts, [shape = x.shape(), at, sizes](std::span<const Tensor> dparts) {
+        const Tensor whole = joined(dparts, at, shape);
+        if (whole.defined()) return std::vector{whole};
+        const auto reached =
+            std::find_if(dparts.begin(), dparts.end(), [](const Tensor& d) { return d.defined(); });
+        Tensor dx = Tensor::empty(shape, {reached->dtype(), reached->device()});
+        std::int64_t from = 0;
+        for (std::size_t i = 0; i < sizes.size(); ++i) {
+          Tensor part = slice(dx, at, from, from + sizes[i]);
+          from += sizes[i];
+          if (part.numel() == 0) continue;
+          const Tensor d = dparts[i].defined()
+                               ? dparts[i]
+                               : Tensor::zeros(part.shape(), {dx.dtype(), dx.device()});
+          backend(dx.device()).copy(d, part);
+        }
+        return std::vector{dx};
+      });
+  return parts;
+}
+
 Tensor concat(const std::vector<Tensor>& parts, int axis) {
   check(!parts.empty(), "concat: needs at least one tensor");
   for (std::size_t i = 0; i < parts.size(); ++i) {

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/check.h"
+#include "text/hash.h"
 #include "text/unicode.h"
 
 namespace qkv::text {
@@ -240,6 +241,8 @@ std::string JsonPipeline::token(std::int64_t id) const {
   if (const AddedToken* added = added_.find(known)) return added->content;
   return std::string(model_->vocabulary().token(known));
 }
+
+std::uint64_t JsonPipeline::fingerprint() const { return hash_of(to_json()); }
 
 bool JsonPipeline::is_special(std::int64_t id) const {
   const AddedToken* added = added_.find(static_cast<TokenId>(id));

@@ -36,6 +36,7 @@ class JsonPipeline final : public Tokenizer::Pipeline {
   std::optional<std::int64_t> unknown_id() const override;
   std::string kind() const override { return model_->kind(); }
   std::string to_json() const override { return file_.to_json(); }
+  std::uint64_t fingerprint() const override;
 
  private:
   // A token that was looked for, or a text between such tokens.

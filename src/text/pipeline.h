@@ -37,6 +37,8 @@ struct Tokenizer::Pipeline {
   virtual std::optional<std::int64_t> unknown_id() const = 0;
   virtual std::string kind() const = 0;
   virtual std::string to_json() const = 0;
+  // Differs between tokenizers that differ: what was tokenised is known by it.
+  virtual std::uint64_t fingerprint() const = 0;
 };
 
 }  // namespace qkv

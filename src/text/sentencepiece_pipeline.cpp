@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "io/shown.h"
+#include "text/hash.h"
 #include "text/metaspace.h"
 #include "text/model.h"
 #include "text/sentencepiece_json.h"
@@ -185,6 +186,22 @@ bool SentencePiecePipeline::is_special(std::int64_t id) const {
 std::string SentencePiecePipeline::kind() const {
   return model_.algorithm == SentencePieceModel::Algorithm::unigram ? "sentencepiece unigram"
                                                                     : "sentencepiece BPE";
+}
+
+std::uint64_t SentencePiecePipeline::fingerprint() const {
+  const auto rules = [](const SentencePieceModel::Normalization& n) {
+    return fmt::format("{:x} {} {} {}", hash_of(n.charsmap), n.add_dummy_prefix,
+                       n.remove_extra_spaces, n.escape_spaces);
+  };
+  std::uint64_t hash =
+      hash_of(fmt::format("{} {} {} {} {} {}", static_cast<int>(model_.algorithm),
+                          model_.byte_fallback, model_.space_is_suffix, model_.unknown_surface,
+                          rules(model_.normalizer), rules(model_.denormalizer)));
+  for (const SentencePieceModel::Piece& piece : model_.pieces) {
+    hash = mixed(hash ^ hash_of(fmt::format("{} {} {}", piece.text, piece.score,
+                                            static_cast<int>(piece.type))));
+  }
+  return hash;
 }
 
 std::string SentencePiecePipeline::to_json() const { return sentencepiece_to_json(model_); }

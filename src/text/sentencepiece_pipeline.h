@@ -29,6 +29,7 @@ class SentencePiecePipeline final : public Tokenizer::Pipeline {
   std::optional<std::int64_t> unknown_id() const override { return pieces_.unknown; }
   std::string kind() const override;
   std::string to_json() const override;
+  std::uint64_t fingerprint() const override;
 
  private:
   const SentencePieceModel::Piece& piece(std::int64_t id) const {

@@ -48,25 +48,12 @@ SeenLayer seen(const nn::TracedAttention& traced) {
   return layer;
 }
 
-struct Looking {
-  AttentionPicture& picture;
-  nn::Trace trace{}, encoder_trace{};
-
-  void watch(nn::Trace& where, const std::string& self, const std::string& tokens) {
-    AttentionMap* own = add(self, tokens, tokens);
-    AttentionMap* cross = self == "decoder" ? picture_map("cross") : nullptr;
-    where.on_attention = [own, cross](const nn::TracedAttention& traced) {
-      (traced.cross ? cross : own)->layers.push_back(seen(traced));
-    };
-  }
-  AttentionMap* add(const std::string& name, const std::string& rows, const std::string& keys) {
-    picture.maps.push_back({name, rows, keys, {}});
-    return &picture.maps.back();
-  }
-  AttentionMap* picture_map(const std::string& name) {
-    return const_cast<AttentionMap*>(picture.map(name));
-  }
-};
+// Sends the attentions of a stack to their maps, by index: a list may move as it grows.
+void watch(nn::Trace& trace, AttentionPicture& picture, std::size_t self, std::size_t cross = 0) {
+  trace.on_attention = [&picture, self, cross](const nn::TracedAttention& traced) {
+    picture.maps[traced.cross ? cross : self].layers.push_back(seen(traced));
+  };
+}
 
 std::vector<TokenChoice> choices_of(std::vector<float> logits, bool each_by_itself,
                                     const std::function<std::string(std::int64_t)>& name) {
@@ -124,16 +111,16 @@ Ids written_by(const Model& model, const LookInput& input, const LookOptions& op
 
 void look_at_encoder(const Model& model, const LookInput& input, const TokenSpelling& names,
                      AttentionPicture& picture) {
-  Looking looking{picture};
   picture.tokens.push_back({"source", viewer::spelt(input.ids, names.input)});
-  looking.watch(looking.trace, "encoder", "source");
-  const ModelOutput output = model({.ids = one_row(input.ids)}, {.trace = &looking.trace});
+  picture.maps.push_back({"encoder", "source", "source", {}});
+  nn::Trace trace;
+  watch(trace, picture, 0);
+  const ModelOutput output = model({.ids = one_row(input.ids)}, {.trace = &trace});
   answer_encoder(output, input, names, picture);
 }
 
 void look_at_decoder(const Model& model, const LookInput& input, const LookOptions& options,
                      const TokenSpelling& names, AttentionPicture& picture) {
-  Looking looking{picture};
   Ids ids = input.ids;
   picture.prompt_tokens = static_cast<std::int64_t>(ids.size());
   if (options.new_tokens > 0) {
@@ -145,15 +132,16 @@ void look_at_decoder(const Model& model, const LookInput& input, const LookOptio
     if (most > 0 && ids.size() > most) ids.resize(std::max(most, input.ids.size()));
   }
   picture.tokens.push_back({"target", viewer::spelt(ids, names.input)});
-  looking.watch(looking.trace, "decoder", "target");
+  picture.maps.push_back({"decoder", "target", "target", {}});
+  nn::Trace trace;
+  watch(trace, picture, 0);
   const ModelOutput output =
-      model({.ids = one_row(ids)}, {.trace = &looking.trace, .last_logits_only = true});
+      model({.ids = one_row(ids)}, {.trace = &trace, .last_logits_only = true});
   picture.answers.push_back({-1, choices_of(logits_at(output.logits, 0), false, names.output)});
 }
 
 void look_at_both(const Model& model, const LookInput& input, const LookOptions& options,
                   const TokenSpelling& names, AttentionPicture& picture) {
-  Looking looking{picture};
   const std::int64_t most = options.new_tokens > 0 ? options.new_tokens : kLongestAnswer;
   const Ids written = input.target.empty() ? written_by(model, input, options, most) : input.target;
   check(!written.empty(), "look: the model wrote nothing; give it a target");
@@ -163,13 +151,15 @@ void look_at_both(const Model& model, const LookInput& input, const LookOptions&
   picture.tokens.push_back(
       {"target", viewer::spelt(to(reads, DType::i64).to_vector<std::int64_t>(), names.output)});
   picture.tokens.push_back({"written", viewer::spelt(written, names.output)});
-  picture.maps.reserve(3);  // what is watched points into it
-  looking.watch(looking.encoder_trace, "encoder", "source");
   // A row of cross-attention belongs to the token it led to, not to the one that was read.
-  looking.add("cross", "written", "source");
-  looking.watch(looking.trace, "decoder", "target");
+  picture.maps = {{"encoder", "source", "source", {}},
+                  {"cross", "written", "source", {}},
+                  {"decoder", "target", "target", {}}};
+  nn::Trace encoder_trace, trace;
+  watch(encoder_trace, picture, 0);
+  watch(trace, picture, 2, 1);
   model({.ids = one_row(input.ids), .decoder_ids = reads},
-        {.trace = &looking.trace, .encoder_trace = &looking.encoder_trace});
+        {.trace = &trace, .encoder_trace = &encoder_trace});
 }
 
 }  // namespace

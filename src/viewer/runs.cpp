@@ -1,5 +1,7 @@
 #include "viewer/runs.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -68,10 +70,12 @@ void let_every_other_go(std::vector<T>& list) {
 }  // namespace
 
 void RunLog::update(const std::string& path) {
-  std::error_code error;
-  const std::uint64_t size = fs::file_size(path, error);
-  if (error) return;
-  if (size < offset_) *this = {};  // begun again
+  struct stat about {};
+  if (::stat(path.c_str(), &about) != 0) return;
+  const auto size = static_cast<std::uint64_t>(about.st_size);
+  const std::uint64_t file_id = about.st_ino;
+  if (size < offset_ || file_id != file_id_) *this = {};  // begun again, or cut and written anew
+  file_id_ = file_id;
   std::ifstream file(path, std::ios::binary);
   file.seekg(static_cast<std::streamoff>(offset_));
   std::vector<char> buffer(1 << 16);
@@ -109,10 +113,15 @@ void RunLog::take(const std::string& line) {
     unreadable_ += line.empty() ? 0 : 1;
     return;
   }
-  if (step <= last_step_) forget_from(step);
+  // An evaluation may have a line of its own, with the step it came after.
+  const bool is_step = entry.contains("loss");
+  const bool again = is_step && !points_.empty() && step <= points_.back().step;
+  if (again || step < last_step_) forget_from(step);
   last_step_ = step;
-  points_.push_back({step, number(entry, "loss"), number(entry, "lr"),
-                     number(entry, "tokens_per_second"), number(entry, "seconds")});
+  if (is_step) {
+    points_.push_back({step, number(entry, "loss"), number(entry, "lr"),
+                       number(entry, "tokens_per_second"), number(entry, "seconds")});
+  }
   if (points_.size() > kMostPoints) let_every_other_go(points_);
   if (entry.contains("eval") && entry["eval"].is_object()) {
     Json evaluation{{"step", step}};

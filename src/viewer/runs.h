@@ -25,7 +25,7 @@ class RunLog {
   void take(const std::string& line);
   void forget_from(double step);
 
-  std::uint64_t offset_ = 0;
+  std::uint64_t offset_ = 0, file_id_ = 0;
   std::string rest_;       // a line that is not complete yet
   bool skipping_ = false;  // the rest of a line that is too long
   std::vector<Point> points_;

@@ -25,8 +25,8 @@ try:
     from selenium.webdriver.common.keys import Keys
 except ImportError:
     # selenium belongs to Debian's python, which may not be the first one.
-    if os.path.exists(DEBIAN_PYTHON) and "QKV_TEST_PYTHON" not in os.environ:
-        os.environ["QKV_TEST_PYTHON"] = DEBIAN_PYTHON
+    own, debian = os.path.realpath(sys.executable), os.path.realpath(DEBIAN_PYTHON)
+    if os.path.exists(debian) and own != debian:
         os.execv(DEBIAN_PYTHON, [DEBIAN_PYTHON, *sys.argv])
     print("skipped: no selenium here (apt-get install python3-selenium)")
     sys.exit(SKIPPED)

@@ -50,7 +50,8 @@ struct ModelContext {
   nn::KvCache* cache = nullptr;  // decoders: ids are what follows what the cache has seen
   nn::Trace* trace = nullptr;    // of the only stack, or of the decoder
   nn::Trace* encoder_trace = nullptr;
-  bool last_logits_only = false;  // logits of the last position, [B, 1, V]
+  nn::Training* training = nullptr;  // a training pass: drops out; see Training
+  bool last_logits_only = false;     // logits of the last position, [B, 1, V]
 };
 
 // Undefined where the model has no such thing.
@@ -71,7 +72,8 @@ class Model : public nn::Module {
   // The mean cross entropy of `labels` (-100 = ignored). Decoders predict label[t + 1] from t;
   // encoder-decoders get labels shifted right behind decoder_start_id as decoder_ids; classifiers
   // take labels [B].
-  Tensor loss(const ModelInput& input, const Tensor& labels) const;
+  Tensor loss(const ModelInput& input, const Tensor& labels, const ModelContext& context = {},
+              const CrossEntropyOptions& options = {}) const;
 
   // Of an encoder-decoder: labels shifted right behind decoder_start_id, padding where ignored.
   Tensor decoder_inputs(const Tensor& labels) const;
@@ -103,8 +105,8 @@ struct LoadOptions {
 // Reads config.json and model.safetensors (or the shards of model.safetensors.index.json) of a
 // folder. Everything missing, unexpected or of the wrong shape is listed in one Error.
 std::unique_ptr<Model> load_model(const std::string& folder, const LoadOptions& options = {});
-// A model of this config.json (a path, or one of model_presets()) with random weights, uniform: to
-// measure with. Before training, nn::initialize draws better ones.
+// A model of this config.json (a path, its text, or one of model_presets()) with random weights,
+// uniform: to measure with. Before training, nn::initialize draws better ones.
 std::unique_ptr<Model> make_model(const std::string& config, std::uint64_t seed = 0,
                                   DType dtype = DType::f32, std::int64_t group = 32);
 std::vector<std::string> model_presets();

@@ -1,0 +1,29 @@
+// Text to text by an encoder-decoder, many at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "qkv/models/model.h"
+#include "qkv/tokenizer.h"
+
+namespace qkv {
+
+struct TranslateOptions {
+  std::int64_t beams = 4;
+  double length_penalty = 1;
+  std::int64_t max_new_tokens = 0;   // 0: twice the source and 16 more
+  std::int64_t batch_tokens = 4096;  // of the sources that run together, padding included
+  std::string prefix{};              // a token put before each source, as ">>fra<<"
+  // Called after each batch; false ends with what there is, the others being empty.
+  std::function<bool(std::size_t done, std::size_t total)> on_batch{};
+};
+// The outputs in the order of the texts; an empty text has an empty one. Texts of similar length
+// run together. Error when the model is no encoder-decoder.
+std::vector<std::string> translate(const Model& model, const Tokenizer& tokenizer,
+                                   const std::vector<std::string>& texts,
+                                   const TranslateOptions& options = {});
+
+}  // namespace qkv

@@ -1,0 +1,167 @@
+// What the kernels for short sequences share: a block is several groups of warps, a group has one
+// head of one sequence, and each warp of it 16 rows.
+#pragma once
+
+#include "cuda/attention.h"
+#include "cuda/attention_short.h"
+#include "cuda/norm.cuh"
+#include "cuda/tile/finite.cuh"
+#include "cuda/tile/mma.cuh"
+
+namespace qkv::cuda {
+
+inline constexpr int kShort = 128;  // rows at most
+inline constexpr int kTileRows = 16;
+
+// Rows of kSize elements in shared memory, padded so that 8 of them lie in different banks.
+template <class T, int kSize>
+struct ShortTile {
+  static constexpr int kPitch = kSize + 8;
+  T* data;
+
+  __device__ T* row(int i) const { return data + i * kPitch; }
+  // Rows [0, rows) from global memory and zeros up to `padded`, by `threads` threads. True when one
+  // of this thread's elements is not finite.
+  __device__ bool load(const T* from, std::int64_t apart, int rows, int padded, int thread,
+                       int threads) const {
+    constexpr int kVectors = kSize / 8;
+    bool strange = false;
+    for (int e = thread; e < padded * kVectors; e += threads) {
+      const int i = e / kVectors, d = e % kVectors * 8;
+      const uint4 words =
+          i < rows ? *reinterpret_cast<const uint4*>(from + i * apart + d) : uint4{};
+      strange |= !all_finite<T>(words);
+      *reinterpret_cast<uint4*>(row(i) + d) = words;
+    }
+    return strange;
+  }
+  // 16 rows from `first` on as the first operand of a product over columns 16 k ...
+  __device__ void left(int first, int k, std::uint32_t (&to)[4]) const {
+    const int lane = threadIdx.x % 32;
+    load_matrices(to, address(first + lane % 16, 16 * k + lane / 16 * 8));
+  }
+  // ... and, as columns, as the second: two halves of 8 for each pair of results.
+  __device__ void right(int first, int k, std::uint32_t (&to)[4]) const {
+    const int lane = threadIdx.x % 32;
+    load_matrices(to, address(first + lane / 16 * 8 + lane % 8, 16 * k + lane / 8 % 2 * 8));
+  }
+  // 16 rows from `first` on as the second operand of a product over the rows, columns 16 n ...
+  __device__ void values(int first, int n, std::uint32_t (&to)[4]) const {
+    const int lane = threadIdx.x % 32;
+    load_matrices_transposed(to, address(first + lane % 16, 16 * n + lane / 16 * 8));
+  }
+
+ private:
+  __device__ std::uint32_t address(int i, int d) const {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(row(i) + d));
+  }
+};
+
+// Results of 16 x 16 pairs. Element [h][e] of lane l: row l / 4 + 8 (e / 2), column 8 h + 2 (l % 4)
+// + e % 2.
+using Pairs = float[2][4];
+__device__ inline int pair_row(int e) { return static_cast<int>(threadIdx.x) % 32 / 4 + e / 2 * 8; }
+__device__ inline int pair_column(int h, int e) {
+  return 8 * h + 2 * (static_cast<int>(threadIdx.x) % 4) + e % 2;
+}
+
+// left [16, kSize] times the transposed rows [first, first + 16) of a tile.
+template <class T, int kSize>
+__device__ void multiply(const std::uint32_t (&left)[kSize / 16][4],
+                         const ShortTile<T, kSize>& right, int first, Pairs& to) {
+  for (auto& half : to) {
+    for (float& x : half) x = 0;
+  }
+#pragma unroll
+  for (int k = 0; k < kSize / 16; ++k) {
+    std::uint32_t b[4];
+    right.right(first, k, b);
+    mma<T>(to[0], left[k], b[0], b[1]);
+    mma<T>(to[1], left[k], b[2], b[3]);
+  }
+}
+
+// sums [16, kSize] += weights [16, 16] times rows [first, first + 16) of a tile.
+template <class T, int kSize>
+__device__ void accumulate(const Pairs& weights, const ShortTile<T, kSize>& values, int first,
+                           float (&sums)[kSize / 8][4]) {
+  std::uint32_t a[4];
+  for (int e = 0; e < 4; ++e) {
+    const T pair[2] = {from_float<T>(weights[e / 2][e % 2 * 2]),
+                       from_float<T>(weights[e / 2][e % 2 * 2 + 1])};
+    a[e] = *reinterpret_cast<const std::uint32_t*>(pair);
+  }
+#pragma unroll
+  for (int n = 0; n < kSize / 16; ++n) {
+    std::uint32_t b[4];
+    values.values(first, n, b);
+    mma<T>(sums[2 * n], a, b[0], b[1]);
+    mma<T>(sums[2 * n + 1], a, b[2], b[3]);
+  }
+}
+
+// factor * sums to rows of global memory; rows at `count` and beyond do not exist.
+template <class T, int kSize>
+__device__ void store_sums(const float (&sums)[kSize / 8][4], const float (&factor)[2], T* to,
+                           std::int64_t apart, int count) {
+#pragma unroll
+  for (int n = 0; n < kSize / 8; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = pair_row(2 * half);
+      if (i >= count) continue;
+      const T pair[2] = {from_float<T>(factor[half] * sums[n][2 * half]),
+                         from_float<T>(factor[half] * sums[n][2 * half + 1])};
+      *reinterpret_cast<std::uint32_t*>(to + i * apart + pair_column(n, 0)) =
+          *reinterpret_cast<const std::uint32_t*>(pair);
+    }
+  }
+}
+
+// A group of warps and its work.
+struct ShortGroup {
+  int warps, warp, index, lane;  // of the group, within it, within the block
+  int sequence = 0, head = 0;
+  bool has_work;
+
+  __device__ ShortGroup(const AttentionJob& job, int warps_each, unsigned sequences)
+      : warps(warps_each), lane(threadIdx.x % 32) {
+    const int all = static_cast<int>(threadIdx.x) / 32;
+    warp = all % warps;
+    index = all / warps;
+    const std::int64_t groups = blockDim.x / 32 / warps;
+    const std::int64_t pair = std::int64_t{blockIdx.x} * groups + index;
+    has_work = pair < std::int64_t{sequences} * job.heads;
+    if (has_work) {
+      sequence = static_cast<int>(pair / job.heads);
+      head = static_cast<int>(pair % job.heads);
+    }
+  }
+  __device__ int thread() const { return warp * 32 + lane; }
+  __device__ int threads() const { return warps * 32; }
+};
+
+// What the weight of pair (i, j) is multiplied by: 0 where it is dropped.
+__device__ inline float kept(const AttentionJob& job, int sequence, int head, int i, int j) {
+  if (!job.has_dropout) return 1;
+  float keep[4];
+  dropout_of(job, sequence, head, i, j, keep);
+  return j % 4 == 0 ? keep[0] : j % 4 == 1 ? keep[1] : j % 4 == 2 ? keep[2] : keep[3];
+}
+
+// Sum over the elements of two rows, by a warp: for pairs that need care.
+template <class T, int kSize>
+__device__ float careful_dot(const T* a, const T* b) {
+  float sum = 0;
+  for (int d = threadIdx.x % 32; d < kSize; d += 32) sum += to_float(a[d]) * to_float(b[d]);
+  return warp_sum(sum);
+}
+
+// Warps for the rows of the longest sequence: a power of two.
+inline int short_warps(std::int64_t rows) {
+  int warps = 1;
+  while (warps * kTileRows < rows) warps *= 2;
+  return warps;
+}
+
+}  // namespace qkv::cuda

@@ -1,0 +1,71 @@
+#include "qkv/translate.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/check.h"
+#include "qkv/generate.h"
+
+namespace qkv {
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+
+// What the encoder reads: the prefix, the text, and the end, which a tokenizer may have added.
+Ids source_ids(const Model& model, const Tokenizer& tokenizer, const std::string& text,
+               const std::string& prefix) {
+  const ModelInfo& info = model.info();
+  Ids ids = prefix.empty() ? Ids{} : tokenizer.encode(prefix, {.special_tokens = false});
+  const Ids words = tokenizer.encode(text);
+  ids.insert(ids.end(), words.begin(), words.end());
+  if (!info.eos_ids.empty() && (ids.empty() || ids.back() != info.eos_ids.front())) {
+    ids.push_back(info.eos_ids.front());
+  }
+  return ids;
+}
+
+}  // namespace
+
+std::vector<std::string> translate(const Model& model, const Tokenizer& tokenizer,
+                                   const std::vector<std::string>& texts,
+                                   const TranslateOptions& options) {
+  check(model.info().kind == ModelKind::encoder_decoder,
+        "translate: a {} is no encoder-decoder; use a Marian, BART or T5 model",
+        model.info().family);
+  std::vector<std::string> outputs(texts.size());
+  std::vector<Ids> sources(texts.size());
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (texts[i].find_first_not_of(" \t\r\n") == std::string::npos) continue;
+    sources[i] = source_ids(model, tokenizer, texts[i], options.prefix);
+    order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return sources[a].size() < sources[b].size();
+  });
+  for (std::size_t begin = 0; begin < order.size();) {
+    std::vector<Ids> batch;
+    std::size_t end = begin;
+    for (; end < order.size(); ++end) {
+      const Ids& next = sources[order[end]];
+      const std::size_t rows = batch.size() + 1;
+      if (!batch.empty() && static_cast<std::int64_t>(rows * next.size()) > options.batch_tokens) {
+        break;
+      }
+      batch.push_back(next);
+    }
+    const auto longest = static_cast<std::int64_t>(batch.back().size());
+    GenerateOptions how;
+    how.beams = options.beams;
+    how.length_penalty = options.length_penalty;
+    how.max_new_tokens = options.max_new_tokens > 0 ? options.max_new_tokens : 2 * longest + 16;
+    const std::vector<Ids> tokens = generate(model, batch, how);
+    for (std::size_t i = begin; i < end; ++i)
+      outputs[order[i]] = tokenizer.decode(tokens[i - begin]);
+    begin = end;
+    if (options.on_batch && !options.on_batch(begin, order.size())) break;
+  }
+  return outputs;
+}
+
+}  // namespace qkv

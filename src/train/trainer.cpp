@@ -1,0 +1,292 @@
+// The loop of a run: step, tell, judge, save.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+
+#include "core/check.h"
+#include "core/philox.h"
+#include "io/file.h"
+#include "qkv/ops.h"
+#include "qkv/train.h"
+#include "train/evaluate.h"
+#include "train/fault.h"
+#include "train/health.h"
+#include "train/metrics.h"
+#include "train/run_folder.h"
+#include "train/setup.h"
+
+namespace qkv {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+Dataset make_dataset(const TrainConfig& config, const TrainEvents& events,
+                     const Tokenizer& tokenizer, const ModelInfo& info) {
+  DataOptions options = config.data;
+  options.seed = config.seed;
+  options.progress = events.on_tokenising;
+  if (options.cache.empty()) options.cache = (std::filesystem::path(config.out) / "cache").string();
+  return Dataset(options, tokenizer, info);
+}
+
+std::optional<Dataset> make_valid(const TrainConfig& config, const Tokenizer& tokenizer,
+                                  const ModelInfo& info) {
+  if (config.valid.empty()) return {};
+  DataOptions options = config.data;
+  options.files = config.valid;
+  options.shuffle = false;
+  options.prefix_rate = 0;
+  options.cache = "";
+  return Dataset(options, tokenizer, info);
+}
+
+float number_of(const Tensor& x) { return to(x, kCpu).to_vector<float>()[0]; }
+
+}  // namespace
+
+struct Trainer::Run {
+  TrainConfig config;
+  TrainEvents events;
+  RunFolder folder;
+  Tokenizer tokenizer;
+  std::unique_ptr<Model> model;
+  Dataset data;
+  std::optional<Dataset> valid;
+  Optimizer optimizer;
+  RunState state;
+  std::int64_t steps = 0;
+  std::optional<Evaluation> best;
+
+  Run(TrainConfig given, TrainEvents told, bool resume)
+      : config(std::move(given)),
+        events(std::move(told)),
+        folder(config.out, resume),
+        tokenizer(Tokenizer::load(tokenizer_path(config))),
+        model(make_trained_model(config, tokenizer)),
+        data(make_dataset(config, events, tokenizer, model->info())),
+        valid(make_valid(config, tokenizer, model->info())),
+        optimizer(make_optimizer(config, *model)) {
+    steps = config.steps > 0 ? config.steps : steps_of_epochs();
+    if (const auto newest = folder.newest(); newest && resume) {
+      check_same_run();
+      state = RunFolder::load(*newest, *model, optimizer);
+      note(fmt::format("going on from step {} of {}", state.step, steps));
+    } else {
+      write_file_atomically(folder.file("train.json"), config.text);
+    }
+    folder.cut_metrics(state.step);
+  }
+
+  void note(const std::string& text) const {
+    if (events.on_note) events.on_note(text);
+  }
+
+  std::int64_t steps_of_epochs() const {
+    double batches = 0;
+    const auto whole = static_cast<std::int64_t>(config.epochs);
+    for (std::int64_t e = 0; e < whole; ++e) batches += static_cast<double>(data.batches(e));
+    batches +=
+        (config.epochs - static_cast<double>(whole)) * static_cast<double>(data.batches(whole));
+    return std::max<std::int64_t>(
+        1, static_cast<std::int64_t>(std::llround(batches / config.accumulate)));
+  }
+
+  // The same data, model and rules give the same bits; another config gives another run.
+  void check_same_run() const {
+    const std::string path = folder.file("train.json");
+    constexpr std::uint64_t kMost = 1 << 20;
+    if (config.text.empty() || !std::filesystem::exists(path)) return;
+    if (read_file(path, kMost) != config.text) {
+      note(
+          "the config differs from the one this run began with (train.json in its folder): "
+          "what follows is not what an uninterrupted run would give");
+    }
+  }
+
+  std::uint64_t seed_of(std::int64_t step, int part) const {
+    const auto words =
+        philox_words({static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(step >> 32),
+                      static_cast<std::uint32_t>(part), 5},
+                     config.seed);
+    return words[0] | static_cast<std::uint64_t>(words[1]) << 32;
+  }
+
+  struct Step {
+    Tensor loss;  // summed over tokens
+    std::int64_t tokens = 0, read = 0;
+    float norm = 0;
+    std::vector<HeadHealth> health{};
+    std::vector<std::string> clipped{};
+  };
+
+  Step step(Prefetch& batches, bool is_told) {
+    std::vector<Batch> parts;
+    Step result;
+    for (int i = 0; i < config.accumulate; ++i) {
+      parts.push_back(batches.next());
+      result.tokens += parts.back().tokens;
+      result.read += parts.back().read;
+    }
+    const std::int64_t number = state.step + 1;
+    const bool watches = config.watch.clip > 0 || (is_told && config.health);
+    Gradients gradients;
+    nn::Training first;
+    for (int i = 0; i < config.accumulate; ++i) {
+      const Batch& part = parts[static_cast<std::size_t>(i)];
+      if (part.tokens == 0) continue;
+      nn::Training pass{.seed = seed_of(number, i), .dtype = config.dtype};
+      if (i == 0 && watches) {
+        pass.statistics = is_told && config.health ? kHealthStatistics : Statistics::max_logit;
+      }
+      Tape tape;
+      const Tensor loss =
+          model->loss(part.input, part.labels, {.training = &pass},
+                      {.label_smoothing = config.label_smoothing, .z_loss = config.z_loss});
+      const auto weight = static_cast<double>(part.tokens);
+      if (i == 0 && is_told) watch_scores(tape, pass);
+      Gradients found = tape.backward(
+          config.accumulate == 1 ? loss : scale(loss, weight / static_cast<double>(result.tokens)));
+      const TapePause pause;
+      const Tensor sum = scale(loss, weight);
+      result.loss = result.loss.defined() ? add(result.loss, sum) : sum;
+      if (i == 0 && watches) first = std::move(pass);
+      if (i == 0 && is_told && config.health) result.health = head_health(first, found);
+      if (gradients.size() == 0) {
+        gradients = std::move(found);
+      } else {
+        gradients.accumulate(found);
+      }
+    }
+    optimizer.options.lr = config.optimizer.lr * schedule_factor(config.schedule, number, steps);
+    result.norm = number_of(optimizer.step(gradients));
+    if (!std::isfinite(result.norm)) stop_at_fault(number, parts);
+    if (config.watch.clip > 0) {
+      result.clipped = clip_scores(first, config.watch.clip, optimizer);
+    }
+    return result;
+  }
+
+  // The optimiser has left everything as it was, so the step can be looked at again.
+  [[noreturn]] void stop_at_fault(std::int64_t number, const std::vector<Batch>& parts) {
+    std::string fault;
+    for (std::size_t i = 0; i < parts.size() && fault.empty(); ++i) {
+      fault = find_fault(*model, {.batch = &parts[i],
+                                  .seed = seed_of(number, static_cast<int>(i)),
+                                  .dtype = config.dtype});
+    }
+    const auto newest = folder.newest();
+    fail("train: step {} is not finite; {}. {}", number, fault,
+         newest ? "The last good checkpoint is " + *newest
+                : std::string("There is no checkpoint yet"));
+  }
+
+  void judge() {
+    if (!valid && config.samples.empty()) return;
+    const MeanWeights means(optimizer);
+    Evaluation e = evaluate({*model, tokenizer, valid ? &*valid : nullptr}, config);
+    e.step = state.step;
+    if (valid) {
+      e.is_best = !state.best || merit(e) > *state.best;
+      state.not_better = e.is_best ? 0 : state.not_better + 1;
+      if (e.is_best) {
+        state.best = merit(e);
+        state.best_step = state.step;
+        best = e;
+        folder.save_model("best", *model, optimizer, tokenizer_path(config));
+      }
+    }
+    folder.append_metrics(metrics_line(e));
+    if (events.on_evaluation) events.on_evaluation(e);
+  }
+
+  void save() { folder.save(*model, optimizer, state, config.keep); }
+
+  TrainResult train();
+};
+
+TrainResult Trainer::Run::train() {
+  Prefetch batches(data, state.position);
+  // Summed over tokens since the last report, where it is computed: nobody waits for it.
+  Tensor loss = Tensor::full({}, state.loss, {DType::f32, config.device});
+  std::int64_t read = 0, last_told = state.step;
+  const auto save_all = [&] {
+    state.loss = number_of(loss);
+    save();
+  };
+  Clock::time_point since = Clock::now();
+  bool stopped = false, saved = false;
+  while (state.step < steps && !stopped) {
+    const bool is_last = state.step + 1 == steps;
+    const bool is_told = (state.step + 1) % config.log_every == 0 || is_last;
+    Step done = step(batches, is_told);
+    ++state.step;
+    state.position = batches.position();
+    saved = false;
+    loss = add(loss, done.loss);
+    state.tokens += done.tokens;
+    read += done.read;
+    if (is_told) {
+      StepReport report{.step = state.step, .steps = steps};
+      const double seconds = seconds_since(since);
+      since = Clock::now();
+      state.seconds += seconds;
+      report.epoch = static_cast<double>(state.position.epoch) +
+                     static_cast<double>(state.position.batch) /
+                         static_cast<double>(data.batches(state.position.epoch));
+      report.loss = number_of(loss) / static_cast<double>(state.tokens);
+      report.lr = optimizer.options.lr;
+      report.gradient_norm = done.norm;
+      report.tokens_per_second = static_cast<double>(read) / seconds;
+      report.seconds = state.seconds;
+      report.seconds_left = seconds / static_cast<double>(state.step - last_told) *
+                            static_cast<double>(steps - state.step);
+      report.health = std::move(done.health);
+      report.warnings = warnings_of(report.health, config.watch, state.warned);
+      report.warnings.insert(report.warnings.end(), done.clipped.begin(), done.clipped.end());
+      folder.append_metrics(metrics_line(report));
+      if (events.on_step) events.on_step(report);
+      loss = Tensor::full({}, 0, {DType::f32, config.device});
+      state.tokens = read = 0;
+      last_told = state.step;
+    }
+    if (state.step % config.evaluate_every == 0 || is_last) {
+      judge();
+      since = Clock::now();
+      stopped = config.patience > 0 && state.not_better >= config.patience;
+      if (stopped)
+        note(fmt::format("no better than step {} for {} evaluations: the end", state.best_step,
+                         state.not_better));
+      if (stopped) steps = state.step;
+    }
+    if (state.step % config.save_every == 0 || is_last || stopped) {
+      save_all();
+      saved = true;
+    }
+    if (!stopped && events.should_stop && events.should_stop()) stopped = true;
+  }
+  if (!saved) save_all();
+  TrainResult result;
+  result.steps = state.step;
+  result.finished = state.step >= steps;
+  result.best = best;
+  result.model = *folder.newest();
+  if (result.finished) {
+    folder.save_model("model", *model, optimizer, tokenizer_path(config));
+    result.model = folder.file("model");
+  }
+  return result;
+}
+
+Trainer::Trainer(TrainConfig config, TrainEvents events, bool resume)
+    : run_(std::make_unique<Run>(std::move(config), std::move(events), resume)) {}
+Trainer::~Trainer() = default;
+TrainResult Trainer::run() { return run_->train(); }
+const Model& Trainer::model() const { return *run_->model; }
+const Tokenizer& Trainer::tokenizer() const { return run_->tokenizer; }
+
+}  // namespace qkv
