@@ -43,6 +43,11 @@ void check_folder(const std::string& folder) {
   check(fs::is_directory(status), "{}: this is a file; a model is the folder it lies in", folder);
 }
 
+void add_dtype(CLI::App& command, std::string& dtype) {
+  command.add_option("--dtype", dtype, "Convert the weights first (default: as stored)")
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "i8"}));
+}
+
 }  // namespace
 
 void ModelOptions::add_to(CLI::App& command) {
@@ -51,21 +56,29 @@ void ModelOptions::add_to(CLI::App& command) {
                   "The model: a folder with config.json, model.safetensors and its tokenizer")
       ->required()
       ->type_name("DIR");
-  command.add_option("--dtype", dtype, "Convert the weights first (default: as stored)")
-      ->check(CLI::IsMember({"f32", "bf16", "f16", "i8"}));
+  add_dtype(command, dtype);
 }
 
-std::unique_ptr<Model> open_model(const ModelOptions& options, Task task, const Common& common) {
+void ModelOptions::add_named_to(CLI::App& command) {
+  command
+      .add_option("--model", folder,
+                  "The model's folder (default: the translator that comes along)")
+      ->type_name("DIR");
+  add_dtype(command, dtype);
+}
+
+std::unique_ptr<Model> open_model(const ModelOptions& options, const Common& common) {
   check_folder(options.folder);
   LoadOptions load;
   load.device = common.chosen_device();
   if (!options.dtype.empty()) load.dtype = dtype_from_string(options.dtype);
-  std::unique_ptr<Model> model;
-  {
-    Progress progress("loading");
-    load.progress = [&](int done, int total) { progress.update(done, total); };
-    model = load_model(options.folder, load);
-  }
+  Progress progress("loading");
+  load.progress = [&](int done, int total) { progress.update(done, total); };
+  return load_model(options.folder, load);
+}
+
+std::unique_ptr<Model> open_model(const ModelOptions& options, Task task, const Common& common) {
+  std::unique_ptr<Model> model = open_model(options, common);
   const ModelInfo& info = model->info();
   const std::string kind = (info.kind == ModelKind::decoder ? "a " : "an ") + to_string(info.kind);
   check(can_do(info, task), "{}: this is {} ({}), which cannot {}; use qkv {}", options.folder,

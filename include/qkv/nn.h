@@ -237,10 +237,21 @@ Tensor sinusoidal_positions(std::int64_t positions, std::int64_t width, bool alt
 // The slopes of ALiBi (Press et al. 2022) for any number of heads: f32 [heads].
 Tensor alibi_slopes(std::int64_t heads);
 
+// One attention as a layer is about to compute it: norms and rotary positions are in q and k, the
+// masks of the layer in the options.
+struct TracedAttention {
+  bool cross = false;
+  Tensor queries, keys, values;  // [B, H, Sq, D], [B, Hk, Sk, D], [B, Hk, Sk, Dv]
+  AttentionOptions options;
+};
+
 // What somebody who wants to look inside collects on the way.
 struct Trace {
   bool attentions = false;  // also the weights of every layer: memory O(S^2)
   std::vector<Tensor> hidden_states{}, attention_weights{}, cross_weights{};
+  // Called with every attention, in the order of the layers: for who wants to choose what is
+  // computed, where S^2 is too much or the weights are not enough.
+  std::function<void(const TracedAttention&)> on_attention{};
 };
 
 class MultiHeadAttention;
