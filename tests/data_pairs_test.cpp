@@ -9,6 +9,7 @@
 #include "expect_error.h"
 #include "qkv/data.h"
 #include "qkv/threads.h"
+#include "qkv/translate.h"
 #include "support/data_folder.h"
 #include "support/goldens.h"
 

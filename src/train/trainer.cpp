@@ -41,6 +41,8 @@ std::optional<Dataset> make_valid(const TrainConfig& config, const Tokenizer& to
   options.files = config.valid;
   options.shuffle = false;
   options.prefix_rate = 0;
+  constexpr std::int64_t kTokens = 4096;  // small batches, so that some of them stand for all
+  options.batch_tokens = std::min(options.batch_tokens, kTokens);
   options.cache = "";
   return Dataset(options, tokenizer, info);
 }
