@@ -13,7 +13,7 @@ const shortNumber = (x) => x === 0 ? "0" : Math.abs(x) >= 1e5 || Math.abs(x) < 1
 
 // series: [{name, style, points: [[x, y]]}]
 const curve = ({title, series, log}) => {
-  const width = 540, height = 250, left = 56, right = 14, top = 16, bottom = 30;
+  const width = 400, height = 210, left = 52, right = 10, top = 12, bottom = 28;
   const finite = series.map((one) => ({...one,
     points: one.points.filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y) && (!log || y > 0))}));
   const all = finite.flatMap(({points}) => points);
@@ -27,12 +27,13 @@ const curve = ({title, series, log}) => {
   y1 += pad;
   const x = (v) => left + (v - x0) / (x1 - x0) * (width - left - right);
   const y = (v) => top + (y1 - value(v)) / (y1 - y0) * (height - top - bottom);
-  const lines = ticks(y0, y1, 4).map((v) => svg("g", {},
-      svg("line", {class: "rule", x1: left, x2: width - right, y1: y(log ? 10 ** v : v),
-                   y2: y(log ? 10 ** v : v)}),
-      svg("text", {class: "axis end", x: left - 8, y: y(log ? 10 ** v : v)},
-          shortNumber(log ? 10 ** v : v))));
-  const below = ticks(x0, x1, 5).map((v) => svg("text", {class: "axis middle", x: x(v),
+  // Of a logarithmic axis: powers of ten, or round numbers where it is shorter than that.
+  const marks = !log ? ticks(y0, y1, 4) : y1 - y0 < 1.5 ? ticks(10 ** y0, 10 ** y1, 4)
+      : ticks(y0, y1, 4).filter(Number.isInteger).map((v) => 10 ** v);
+  const lines = marks.map((v) => svg("g", {},
+      svg("line", {class: "rule", x1: left, x2: width - right, y1: y(v), y2: y(v)}),
+      svg("text", {class: "axis end", x: left - 8, y: y(v)}, shortNumber(v))));
+  const below = ticks(x0, x1, 4).map((v) => svg("text", {class: "axis middle", x: x(v),
                                                          y: height - 12}, shortNumber(v)));
   const drawn = finite.map(({name, style, points}) => svg("g", {class: `series ${style}`,
                                                                 "data-series": name},

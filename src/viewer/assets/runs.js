@@ -3,6 +3,7 @@
 const EVERY = 2000; // ms
 
 Object.assign(STATISTICS, {
+  entropy: STATISTICS.entropy_relative, // which is what training reports under this name
   q_grad_norm: {label: "Gradient of q", unit: shortNumber, from: 0,
                 about: "The norm of the gradient that reaches the queries of a head."},
   k_grad_norm: {label: "Gradient of k", unit: shortNumber, from: 0,
