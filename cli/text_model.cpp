@@ -1,6 +1,7 @@
 #include "text_model.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 
 #include "core/check.h"
@@ -95,12 +96,18 @@ Tokenizer open_tokenizer(const std::string& folder, const std::string& remedy) {
 }
 
 void frame(const Tokenizer& tokenizer, const ModelInfo& info, std::vector<std::int64_t>& ids) {
-  if (!tokenizer.kind().starts_with("sentencepiece")) return;
+  const bool is_bare = tokenizer.kind().starts_with("sentencepiece");
   if (info.kind == ModelKind::decoder) {
-    if (info.bos_id >= 0) ids.insert(ids.begin(), info.bos_id);
-  } else if (!info.eos_ids.empty()) {
-    ids.push_back(info.eos_ids.front());
+    if (is_bare && info.bos_id >= 0) ids.insert(ids.begin(), info.bos_id);
+    return;
   }
+  // A tokenizer.json need not have a template either; an encoder-decoder wants its end all the
+  // same.
+  const auto& ends = info.eos_ids;
+  const bool has_end =
+      !ids.empty() && std::find(ends.begin(), ends.end(), ids.back()) != ends.end();
+  const bool wants_end = is_bare || info.kind == ModelKind::encoder_decoder;
+  if (!ends.empty() && wants_end && !has_end) ids.push_back(ends.front());
 }
 
 }  // namespace qkv::cli
