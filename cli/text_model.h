@@ -41,8 +41,8 @@ std::unique_ptr<Model> open_model(const ModelOptions& options, const Common& com
 Tokenizer open_tokenizer(const std::string& folder, const std::string& remedy);
 
 // A sentencepiece file says nothing of the tokens around a text; the config does: what a decoder
-// reads begins with bos, what an encoder reads ends with eos. Other tokenizers have added theirs, but
-// what an encoder-decoder reads ends with eos in any case.
+// reads begins with bos, what an encoder reads ends with eos. Other tokenizers have added theirs,
+// but what an encoder-decoder reads ends with eos in any case.
 void frame(const Tokenizer& tokenizer, const ModelInfo& info, std::vector<std::int64_t>& ids);
 
 }  // namespace qkv::cli
