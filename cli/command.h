@@ -17,7 +17,7 @@ void add_bench(CLI::App& app, Job& job);
 void add_bench_model(CLI::App& bench, Job& job);      // a subcommand of bench
 void add_bench_tokenizer(CLI::App& bench, Job& job);  // likewise
 void add_bleu(CLI::App& app, Job& job);
-void add_bench_train(CLI::App& bench, Job& job);      // likewise
+void add_bench_train(CLI::App& bench, Job& job);  // likewise
 void add_classify(CLI::App& app, Job& job);
 void add_completion(CLI::App& app, Job& job);
 void add_encode(CLI::App& app, Job& job);
