@@ -66,6 +66,7 @@ std::vector<OpRow> view_rows();
 std::vector<OpRow> elementwise_rows();
 std::vector<OpRow> product_rows();
 std::vector<OpRow> layer_rows();
+std::vector<OpRow> linear_attention_rows();
 
 // Ids and targets of the rows that need some: every value of [0, bound) turns up, in no order.
 std::vector<std::int64_t> some_ids(std::int64_t count, std::int64_t bound);
