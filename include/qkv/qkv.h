@@ -13,6 +13,7 @@
 #include "qkv/error.h"
 #include "qkv/generate.h"
 #include "qkv/linear_attention.h"
+#include "qkv/long_attention.h"
 #include "qkv/models/model.h"
 #include "qkv/models/perplexity.h"
 #include "qkv/nn.h"

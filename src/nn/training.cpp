@@ -1,4 +1,6 @@
 // What only a training pass does.
+#include <string_view>
+
 #include "core/philox.h"
 #include "nn/attend.h"
 #include "qkv/nn.h"
@@ -29,6 +31,12 @@ Tensor attend(const Attended& x, AttentionOptions options, const AttendOptions& 
       options.dropout = static_cast<float>(how.dropout);
       options.seed = training->next_seed();
     }
+  }
+  // Of Longformer's global rows a trace sees the attention within the window.
+  const bool is_global = std::string_view(how.kind) == "global";
+  if (call.trace != nullptr && call.trace->on_attention && !is_global) {
+    call.trace->on_attention(
+        {std::string_view(how.kind) == "cross", x.queries, x.keys, x.values, options});
   }
   const AttentionForward forward = attention_forward(x.queries, x.keys, x.values, options);
   if (options.statistics != Statistics::none) {
