@@ -65,6 +65,7 @@ void add_study(CLI::App& app, Job& job) {
       ->type_name("FILE");
   options->common.add_to(*scale);
   scale->callback([&job, options] { job = [options] { run_scale(*options); }; });
+  add_study_approx(*study, job);
 }
 
 }  // namespace qkv::cli

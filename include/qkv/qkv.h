@@ -23,6 +23,7 @@
 #include "qkv/quantize.h"
 #include "qkv/random.h"
 #include "qkv/study.h"
+#include "qkv/study_approx.h"
 #include "qkv/tensor.h"
 #include "qkv/threads.h"
 #include "qkv/tokenizer.h"
