@@ -25,8 +25,8 @@ endef
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
-run: build ## install what is missing, build, and run the main job: the study of 1/sqrt(d_k)
-	$(QKV) study scale --out build/scale-study.html
+run: build ## install what is missing, build, translate a few sentences and show who attended to whom
+	@tools/run-translator $(QKV) build/look.html
 
 test: deps ## install what is missing, build, and run every test
 	$(call configure_and_build,dev)

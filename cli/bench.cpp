@@ -299,6 +299,7 @@ void add_bench(CLI::App& app, Job& job) {
   add_bench_long(*bench, job);
   add_bench_model(*bench, job);
   add_bench_tokenizer(*bench, job);
+  add_bench_train(*bench, job);
 }
 
 }  // namespace qkv::cli

@@ -65,6 +65,15 @@ class TokenizerCodec final : public Codec {
     return id && tokenizer_.is_special(*id) ? id : std::nullopt;
   }
 
+  // As text where it is some: "Ġ" is a space, and half a character only a name.
+  std::string token(std::int64_t id, Side) const override {
+    if (id >= tokenizer_.size()) return std::to_string(id);
+    const std::string text = tokenizer_.decode(std::vector{id}, {.skip_special = false});
+    const bool is_text = !text.empty() && text.find("\xEF\xBF\xBD") == std::string::npos;
+    return is_text ? text : tokenizer_.token(id);
+  }
+  std::int64_t mask_id() const override { return tokenizer_.mask_id().value_or(-1); }
+
  private:
   bool is_decoder() const { return info_.kind == ModelKind::decoder; }
 
@@ -90,7 +99,31 @@ class SymbolCodec final : public Codec {
   explicit SymbolCodec(const ModelInfo& info) : info_(info) {}
 
   Ids encode(const std::string& prompt) const override {
-    const std::vector<std::string>& symbols = info_.input_symbols;
+    return encode_by(prompt, info_.input_symbols);
+  }
+  Ids encode_target(const std::string& text) const override {
+    Ids ids = encode_by(text, info_.output_symbols);
+    ids.erase(ids.begin());
+    return ids;
+  }
+  std::string token(std::int64_t id, Side side) const override {
+    const auto& symbols = side == Side::input ? info_.input_symbols : info_.output_symbols;
+    const auto at = static_cast<std::size_t>(id);
+    if (at < symbols.size() && !symbols[at].empty()) return symbols[at];
+    if (id == info_.bos_id) return "<s>";
+    if (std::find(info_.eos_ids.begin(), info_.eos_ids.end(), id) != info_.eos_ids.end()) {
+      return "</s>";
+    }
+    return fmt::format("<{}>", id);
+  }
+
+  std::unique_ptr<TextStream> stream(const Ids&) const override {
+    return std::make_unique<SymbolStream>(info_.output_symbols);
+  }
+  std::optional<std::int64_t> stop_id(const std::string&) const override { return std::nullopt; }
+
+ private:
+  Ids encode_by(const std::string& prompt, const std::vector<std::string>& symbols) const {
     Ids ids;
     if (info_.bos_id >= 0) ids.push_back(info_.bos_id);
     for (std::size_t at = 0; at < prompt.size();) {
@@ -109,12 +142,6 @@ class SymbolCodec final : public Codec {
     return begun(std::move(ids), info_);
   }
 
-  std::unique_ptr<TextStream> stream(const Ids&) const override {
-    return std::make_unique<SymbolStream>(info_.output_symbols);
-  }
-  std::optional<std::int64_t> stop_id(const std::string&) const override { return std::nullopt; }
-
- private:
   ModelInfo info_;
 };
 
@@ -145,12 +172,20 @@ class IdCodec final : public Codec {
     check(ids.size() == 1, "--stop '{}': one id each", shown_name(stop));
     return ids.front();
   }
+  std::string token(std::int64_t id, Side) const override { return std::to_string(id); }
 
  private:
   ModelInfo info_;
 };
 
 }  // namespace
+
+std::string Codec::text(const Ids& written) const {
+  const std::unique_ptr<TextStream> words = stream({});
+  std::string all;
+  for (const std::int64_t id : written) all += words->push(id);
+  return all + words->finish();
+}
 
 std::unique_ptr<Codec> make_codec(const std::string& folder, const ModelInfo& info, bool ids_only) {
   if (ids_only) return std::make_unique<IdCodec>(info);

@@ -25,10 +25,21 @@ class Codec {
   virtual ~Codec() = default;
   // Never empty: Error when there is nothing to begin with.
   virtual std::vector<std::int64_t> encode(const std::string& prompt) const = 0;
+  // What an encoder-decoder writes, its end included.
+  virtual std::vector<std::int64_t> encode_target(const std::string& text) const {
+    return encode(text);
+  }
   // Of what follows the prompt.
   virtual std::unique_ptr<TextStream> stream(const std::vector<std::int64_t>& prompt) const = 0;
   // The token a stop names when it never shows in the text: "<|im_end|>", or any where text is ids.
   virtual std::optional<std::int64_t> stop_id(const std::string& stop) const = 0;
+  // One token by itself, of what is read or of what is written.
+  enum class Side : std::uint8_t { input, output };
+  virtual std::string token(std::int64_t id, Side side) const = 0;
+  // What stands for a gap to be filled; -1 = nothing.
+  virtual std::int64_t mask_id() const { return -1; }
+
+  std::string text(const std::vector<std::int64_t>& written) const;
 };
 
 // As ids when `ids_only`; else by what the folder and the model have.

@@ -18,6 +18,7 @@ void add_bench_long(CLI::App& bench, Job& job);       // a subcommand of bench
 void add_bench_model(CLI::App& bench, Job& job);      // likewise
 void add_bench_tokenizer(CLI::App& bench, Job& job);  // likewise
 void add_bleu(CLI::App& app, Job& job);
+void add_bench_train(CLI::App& bench, Job& job);      // likewise
 void add_classify(CLI::App& app, Job& job);
 void add_completion(CLI::App& app, Job& job);
 void add_encode(CLI::App& app, Job& job);
@@ -26,8 +27,10 @@ void add_generate(CLI::App& app, Job& job);
 void add_help(CLI::App& app, Job& job);
 void add_info(CLI::App& app, Job& job);
 void add_inspect(CLI::App& app, Job& job);
+void add_look(CLI::App& app, Job& job);
 void add_perplexity(CLI::App& app, Job& job);
 void add_quantize(CLI::App& app, Job& job);
+void add_serve(CLI::App& app, Job& job);
 void add_study(CLI::App& app, Job& job);
 void add_study_approx(CLI::App& study, Job& job);  // a subcommand of study
 void add_tokenize(CLI::App& app, Job& job);

@@ -21,6 +21,8 @@ void add_commands(CLI::App& app, qkv::cli::Job& job) {
   qkv::cli::add_encode(app, job);
   qkv::cli::add_fill(app, job);
   qkv::cli::add_classify(app, job);
+  qkv::cli::add_look(app, job);
+  qkv::cli::add_serve(app, job);
   qkv::cli::add_train(app, job);
   qkv::cli::add_bench(app, job);
   qkv::cli::add_study(app, job);

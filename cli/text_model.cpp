@@ -1,6 +1,7 @@
 #include "text_model.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 
 #include "core/check.h"
@@ -43,6 +44,11 @@ void check_folder(const std::string& folder) {
   check(fs::is_directory(status), "{}: this is a file; a model is the folder it lies in", folder);
 }
 
+void add_dtype(CLI::App& command, std::string& dtype) {
+  command.add_option("--dtype", dtype, "Convert the weights first (default: as stored)")
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "i8"}));
+}
+
 }  // namespace
 
 void ModelOptions::add_to(CLI::App& command) {
@@ -51,21 +57,29 @@ void ModelOptions::add_to(CLI::App& command) {
                   "The model: a folder with config.json, model.safetensors and its tokenizer")
       ->required()
       ->type_name("DIR");
-  command.add_option("--dtype", dtype, "Convert the weights first (default: as stored)")
-      ->check(CLI::IsMember({"f32", "bf16", "f16", "i8"}));
+  add_dtype(command, dtype);
 }
 
-std::unique_ptr<Model> open_model(const ModelOptions& options, Task task, const Common& common) {
+void ModelOptions::add_named_to(CLI::App& command) {
+  command
+      .add_option("--model", folder,
+                  "The model's folder (default: the translator that comes along)")
+      ->type_name("DIR");
+  add_dtype(command, dtype);
+}
+
+std::unique_ptr<Model> open_model(const ModelOptions& options, const Common& common) {
   check_folder(options.folder);
   LoadOptions load;
   load.device = common.chosen_device();
   if (!options.dtype.empty()) load.dtype = dtype_from_string(options.dtype);
-  std::unique_ptr<Model> model;
-  {
-    Progress progress("loading");
-    load.progress = [&](int done, int total) { progress.update(done, total); };
-    model = load_model(options.folder, load);
-  }
+  Progress progress("loading");
+  load.progress = [&](int done, int total) { progress.update(done, total); };
+  return load_model(options.folder, load);
+}
+
+std::unique_ptr<Model> open_model(const ModelOptions& options, Task task, const Common& common) {
+  std::unique_ptr<Model> model = open_model(options, common);
   const ModelInfo& info = model->info();
   const std::string kind = (info.kind == ModelKind::decoder ? "a " : "an ") + to_string(info.kind);
   check(can_do(info, task), "{}: this is {} ({}), which cannot {}; use qkv {}", options.folder,
@@ -82,12 +96,18 @@ Tokenizer open_tokenizer(const std::string& folder, const std::string& remedy) {
 }
 
 void frame(const Tokenizer& tokenizer, const ModelInfo& info, std::vector<std::int64_t>& ids) {
-  if (!tokenizer.kind().starts_with("sentencepiece")) return;
+  const bool is_bare = tokenizer.kind().starts_with("sentencepiece");
   if (info.kind == ModelKind::decoder) {
-    if (info.bos_id >= 0) ids.insert(ids.begin(), info.bos_id);
-  } else if (!info.eos_ids.empty()) {
-    ids.push_back(info.eos_ids.front());
+    if (is_bare && info.bos_id >= 0) ids.insert(ids.begin(), info.bos_id);
+    return;
   }
+  // A tokenizer.json need not have a template either; an encoder-decoder wants its end all the
+  // same.
+  const auto& ends = info.eos_ids;
+  const bool has_end =
+      !ids.empty() && std::find(ends.begin(), ends.end(), ids.back()) != ends.end();
+  const bool wants_end = is_bare || info.kind == ModelKind::encoder_decoder;
+  if (!ends.empty() && wants_end && !has_end) ids.push_back(ends.front());
 }
 
 }  // namespace qkv::cli

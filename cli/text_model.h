@@ -26,17 +26,23 @@ struct ModelOptions {
   std::string folder, dtype;
 
   void add_to(CLI::App& command);
+  // The same with the folder as --model, for commands whose first argument is a text; without it
+  // the folder stays empty, for default_model().
+  void add_named_to(CLI::App& command);
 };
 
 // Error when the folder is not there, or holds a model that cannot do the task; it names the
 // command that can.
 std::unique_ptr<Model> open_model(const ModelOptions& options, Task task, const Common& common);
+// Any model.
+std::unique_ptr<Model> open_model(const ModelOptions& options, const Common& common);
 
 // Error when the folder has no tokenizer, ending in the `remedy`.
 Tokenizer open_tokenizer(const std::string& folder, const std::string& remedy);
 
 // A sentencepiece file says nothing of the tokens around a text; the config does: what a decoder
-// reads begins with bos, what an encoder reads ends with eos. Other tokenizers have added theirs.
+// reads begins with bos, what an encoder reads ends with eos. Other tokenizers have added theirs,
+// but what an encoder-decoder reads ends with eos in any case.
 void frame(const Tokenizer& tokenizer, const ModelInfo& info, std::vector<std::int64_t>& ids);
 
 }  // namespace qkv::cli

@@ -263,14 +263,19 @@ class Readme(unittest.TestCase):
         commands = [line for block in blocks for line in block.splitlines()
                     if line.startswith("qkv ") or "| qkv " in line]
         self.assertTrue(commands)
-        path = os.path.dirname(QKV) + os.pathsep + os.environ["PATH"]
+        path = os.path.dirname(os.path.abspath(QKV)) + os.pathsep + os.environ["PATH"]
+        shared = os.path.join(root, "..", "shared")
+        folder = tempfile.TemporaryDirectory()  # where commands may write
+        self.addCleanup(folder.cleanup)
+        for name in os.listdir(shared) if os.path.isdir(shared) else []:
+            os.symlink(os.path.abspath(os.path.join(shared, name)), os.path.join(folder.name, name))
         for command in commands:
             with self.subTest(command=command):
                 models = re.findall(r"models/([\w-]+)", command)
                 if not all(trained(name) for name in models):
                     self.skipTest(f"not here: {models}")
                 run = subprocess.run(["bash", "-c", command], capture_output=True, text=True,
-                                     cwd=os.path.join(root, "..", "shared"),
+                                     cwd=folder.name,
                                      env={**os.environ, "PATH": path}, encoding="utf-8")
                 self.assertEqual(run.returncode, 0, run.stderr)
                 self.assertTrue(run.stdout)

@@ -2,12 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <set>
 
 #include "expect_error.h"
 #include "qkv/data.h"
 #include "qkv/threads.h"
+#include "qkv/translate.h"
 #include "support/data_folder.h"
 #include "support/goldens.h"
 
@@ -231,7 +233,12 @@ TEST(DataPairs, TextsAreThoseOfTheFileAsItWas) {
   const Dataset data(pairs({{path}}), folder.tokenizer(), kModel);
   EXPECT_EQ(data.text(0).target, "b");
   EXPECT_ERROR("there is no example 1", data.text(1));
+  const auto time = std::filesystem::last_write_time(path);
   folder.write("x.tsv", "a\tb\nc\td\n");
+  std::filesystem::last_write_time(path, time);  // another size
+  EXPECT_ERROR("was changed", data.text(0));
+  folder.write("x.tsv", "a\tc\n");
+  std::filesystem::last_write_time(path, time + std::chrono::seconds(2));  // another time
   EXPECT_ERROR("was changed", data.text(0));
   std::filesystem::remove(path);
   EXPECT_ERROR("was changed", data.text(0));

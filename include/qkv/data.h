@@ -85,11 +85,6 @@ struct ExampleText {
   std::string source, target;  // of classification: the text and the name of the label
 };
 
-// What an encoder-decoder reads for a text, as a Dataset of pairs has it: with the prefix behind
-// what the tokenizer's template puts first, and with eos at the end.
-std::vector<std::int64_t> source_tokens(const Tokenizer& tokenizer, const ModelInfo& model,
-                                        const std::string& text, const std::string& prefix = {});
-
 // Immutable, cheap to copy, and used from any number of threads. The same options, files and
 // tokenizer give the same batches on every machine.
 class Dataset {

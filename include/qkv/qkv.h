@@ -30,3 +30,4 @@
 #include "qkv/train.h"
 #include "qkv/translate.h"
 #include "qkv/version.h"
+#include "qkv/viewer.h"

@@ -11,6 +11,11 @@
 
 namespace qkv {
 
+// What an encoder-decoder reads for a text, as a Dataset of pairs has it: with the prefix behind
+// what the tokenizer's template puts first, and with eos at the end.
+std::vector<std::int64_t> source_tokens(const Tokenizer& tokenizer, const ModelInfo& model,
+                                        const std::string& text, const std::string& prefix = {});
+
 struct TranslateOptions {
   std::int64_t beams = 4;
   double length_penalty = 1;

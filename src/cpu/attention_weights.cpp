@@ -22,8 +22,14 @@ void pool(const AttentionWeights& wanted, const float* weights, std::int64_t key
     double* row = to + block * columns;
     if (wanted.pool_keys == 1) {
       for (std::int64_t j = 0; j < keys; ++j) row[j] += share * weights[j];
-    } else {
-      for (std::int64_t j = 0; j < keys; ++j) row[j / wanted.pool_keys] += share * weights[j];
+      continue;
+    }
+    for (std::int64_t c = 0, j = 0; c < columns; ++c) {  // a division per weight would cost more
+      double sum = row[c];
+      for (const std::int64_t end = std::min(keys, j + wanted.pool_keys); j < end; ++j) {
+        sum += share * weights[j];
+      }
+      row[c] = sum;
     }
   }
 }

@@ -115,6 +115,7 @@ struct RowArrays {
 }  // namespace cuda
 
 void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionResults& out) {
+  stream();  // the device is this one
   const AttentionStatistics& wanted = out.statistics;
   if (wanted.received.defined()) {
     Tensor zeros = wanted.received;  // keys of no sequence stay so
@@ -159,6 +160,7 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
 }
 
 void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionBackward& t) {
+  stream();
   if (p.sequences.empty()) return;
   cuda::PreparedJob prepared = cuda::prepare(*this, p);
   const bool is_short = cuda::why_not_short(p, t).empty();

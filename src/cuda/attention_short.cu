@@ -196,6 +196,13 @@ std::string why_not_either(const AttentionProblem& p) {
   const bool alone = p.dropout > 0 || p.allowed.defined() || p.global_positions.defined();
   if (std::max(queries, keys) > (alone ? kShort : kShort / 2)) return "sequences are long";
   if (!alone && queries < 8) return "there are few queries";
+  // Of backward, which needs more; forward goes the same way.
+  int device = 0, most = 0;
+  check_cuda(cudaGetDevice(&device), "attention");
+  check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "attention");
+  const std::int64_t rows = kTileRows * std::max(kWarps, short_warps(std::max(queries, keys)));
+  if (rows * (4 * 2 * (p.head_size + 8) + 8) > most) return "shared memory is too small";
   return "";
 }
 

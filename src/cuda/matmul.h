@@ -7,8 +7,7 @@
 
 namespace qkv::cuda {
 
-// p.y = activation(sums + p.bias), and p.before where it is asked for; sums f32 like y, contiguous,
-// perhaps the memory of y.
+// p.y = activation(sums + p.bias); sums f32 like y, contiguous, perhaps the memory of y.
 void finish_product(const Tensor& sums, const MatmulProblem& p, cudaStream_t stream);
 
 }  // namespace qkv::cuda

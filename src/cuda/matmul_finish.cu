@@ -10,8 +10,8 @@ template <class B, class T>
 struct FinishJob {
   const float* sums;  // [rows, width]
   const B* bias;
-  T *before, *y;  // rows that far apart; before may be null
-  std::int64_t before_apart, y_apart;
+  T* y;
+  std::int64_t apart;  // from row to row of y
   std::int64_t count, width;
 };
 
@@ -22,8 +22,7 @@ __global__ void finish_kernel(FinishJob<B, T> job) {
        i += step) {
     const std::int64_t row = i / job.width, column = i - row * job.width;
     const float sum = job.sums[i] + (job.bias != nullptr ? to_float(job.bias[column]) : 0.0f);
-    if (job.before != nullptr) job.before[row * job.before_apart + column] = from_float<T>(sum);
-    job.y[row * job.y_apart + column] = from_float<T>(apply<kFunction>(sum));
+    job.y[row * job.apart + column] = from_float<T>(apply<kFunction>(sum));
   }
 }
 
@@ -36,9 +35,7 @@ void finish_product(const Tensor& sums, const MatmulProblem& p, cudaStream_t str
       const bool one = p.y.size(0) == 1;
       const FinishJob<B, T> job{pointer<const float>(sums),
                                 pointer<const B>(p.bias),
-                                pointer<T>(p.before),
                                 pointer<T>(p.y),
-                                p.y.size(2),
                                 one ? p.y.stride(1) : p.y.size(2),
                                 p.y.numel(),
                                 p.y.size(2)};

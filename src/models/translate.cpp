@@ -4,28 +4,10 @@
 #include <numeric>
 
 #include "core/check.h"
+#include "models/source_tokens.h"
 #include "qkv/generate.h"
 
 namespace qkv {
-namespace {
-
-using Ids = std::vector<std::int64_t>;
-
-// What the encoder reads: the prefix, the text, and the end, which a tokenizer may have added.
-Ids source_ids(const Model& model, const Tokenizer& tokenizer, const std::string& text,
-               const std::string& prefix) {
-  const ModelInfo& info = model.info();
-  Ids ids = prefix.empty() ? Ids{} : tokenizer.encode(prefix, {.special_tokens = false});
-  const Ids words = tokenizer.encode(text);
-  ids.insert(ids.end(), words.begin(), words.end());
-  if (!info.eos_ids.empty() && (ids.empty() || ids.back() != info.eos_ids.front())) {
-    ids.push_back(info.eos_ids.front());
-  }
-  return ids;
-}
-
-}  // namespace
-
 std::vector<std::string> translate(const Model& model, const Tokenizer& tokenizer,
                                    const std::vector<std::string>& texts,
                                    const TranslateOptions& options) {
@@ -37,7 +19,7 @@ std::vector<std::string> translate(const Model& model, const Tokenizer& tokenize
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < texts.size(); ++i) {
     if (texts[i].find_first_not_of(" \t\r\n") == std::string::npos) continue;
-    sources[i] = source_ids(model, tokenizer, texts[i], options.prefix);
+    sources[i] = source_tokens(tokenizer, model.info(), texts[i], options.prefix);
     order.push_back(i);
   }
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {

@@ -54,38 +54,10 @@ std::string_view without_carriage_returns(std::string_view text, std::string& sp
 
 }  // namespace
 
-Ids encode_side(const Tokenizer& tokenizer, const ModelInfo& model, std::string_view text) {
-  Ids ids = tokenizer.encode(text);
-  const auto& ends = model.eos_ids;
-  if (!ends.empty() && (ids.empty() || std::ranges::find(ends, ids.back()) == ends.end())) {
-    ids.push_back(ends.front());
-  }
-  return ids;
-}
-
 struct Encoder::Line {
   const TextFile& file;
   std::string_view text;
 };
-
-Around around_text(const Tokenizer& tokenizer) {
-  const Encoding sample = tokenizer.encode_spans("a");
-  Around around;
-  const auto is_text = [&](std::size_t i) {
-    return i >= sample.is_special.size() || sample.is_special[i] == 0;
-  };
-  std::size_t first = 0, last = sample.ids.size();
-  while (first < last && !is_text(first)) around.front.push_back(sample.ids[first++]);
-  while (last > first && !is_text(last - 1)) --last;
-  around.back.assign(sample.ids.begin() + static_cast<std::ptrdiff_t>(last), sample.ids.end());
-  return around;
-}
-
-Ids prefix_tokens(const Tokenizer& tokenizer, const std::string& prefix) {
-  if (prefix.empty()) return {};
-  if (const auto id = tokenizer.id(prefix)) return {*id};
-  return tokenizer.encode(prefix, {.special_tokens = false});
-}
 
 Encoder::Encoder(const DataOptions& options, const Tokenizer& tokenizer, const ModelInfo& model)
     : options_(options), tokenizer_(tokenizer), model_(model) {
@@ -215,14 +187,5 @@ void Encoder::add_ids(const Ids& ids, TokenPart& part) const {
 }
 
 }  // namespace data
-
-std::vector<std::int64_t> source_tokens(const Tokenizer& tokenizer, const ModelInfo& model,
-                                        const std::string& text, const std::string& prefix) {
-  data::Ids ids = data::encode_side(tokenizer, model, text);
-  const data::Ids before = data::prefix_tokens(tokenizer, prefix);
-  const std::size_t at = std::min(data::around_text(tokenizer).front.size(), ids.size());
-  ids.insert(ids.begin() + static_cast<std::ptrdiff_t>(at), before.begin(), before.end());
-  return ids;
-}
 
 }  // namespace qkv

@@ -7,24 +7,11 @@
 #include <vector>
 
 #include "io/token_file.h"
+#include "models/source_tokens.h"
 #include "qkv/data.h"
 #include "train/data_text.h"
 
 namespace qkv::data {
-
-using Ids = std::vector<std::int64_t>;
-
-// What the template of a tokenizer puts before and behind a text: [CLS] and [SEP].
-struct Around {
-  Ids front{}, back{};
-};
-Around around_text(const Tokenizer& tokenizer);
-
-// The tokens of a prefix: one where the tokenizer has such a token.
-Ids prefix_tokens(const Tokenizer& tokenizer, const std::string& prefix);
-
-// One side of a pair: what the template makes of it, and eos at its end.
-Ids encode_side(const Tokenizer& tokenizer, const ModelInfo& model, std::string_view text);
 
 // A chunk of a file as examples.
 class Encoder {

@@ -58,7 +58,7 @@ struct Dataset::State {
   std::vector<std::uint32_t> kept{};  // the records that are examples, counted through all files
   std::int64_t examples = 0, skipped = 0, tokens = 0;
 
-  data::Around around{};                 // a text
+  Around around{};                       // a text
   std::int64_t mask_id = -1;             // masked_lm
   std::vector<std::int32_t> ordinary{};  // masked_lm: tokens that may stand in for another
   mutable data::Plans plans{};

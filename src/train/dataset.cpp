@@ -62,7 +62,7 @@ void read_files(Dataset::State& state, const Tokenizer& tokenizer) {
     const data::TextFile& text = texts[i];
     data::File file{.tokens = data::tokenize_file(text, encoder, options.cache, std::ref(report)),
                     .path = text.path(),
-                    .prefix = data::prefix_tokens(tokenizer, options.files[i].prefix),
+                    .prefix = prefix_tokens(tokenizer, options.files[i].prefix),
                     .bytes = text.bytes(),
                     .changed = text.changed()};
     const std::size_t count =
@@ -128,7 +128,7 @@ Dataset::Dataset(const DataOptions& options, const Tokenizer& tokenizer, const M
   const auto state = std::make_shared<State>();
   state->options = options;
   state->model = model;
-  if (options.task != Task::language_model) state->around = data::around_text(tokenizer);
+  if (options.task != Task::language_model) state->around = around_text(tokenizer);
   if (options.task == Task::masked_lm) prepare_masking(*state, tokenizer);
   read_files(*state, tokenizer);
   if (state->is_stream()) {

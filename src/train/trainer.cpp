@@ -41,6 +41,8 @@ std::optional<Dataset> make_valid(const TrainConfig& config, const Tokenizer& to
   options.files = config.valid;
   options.shuffle = false;
   options.prefix_rate = 0;
+  constexpr std::int64_t kTokens = 4096;  // small batches, so that some of them stand for all
+  options.batch_tokens = std::min(options.batch_tokens, kTokens);
   options.cache = "";
   return Dataset(options, tokenizer, info);
 }
@@ -127,12 +129,13 @@ struct Trainer::Run {
   Step step(Prefetch& batches, bool is_told) {
     std::vector<Batch> parts;
     Step result;
+    result.loss = zero_loss();
     for (int i = 0; i < config.accumulate; ++i) {
       parts.push_back(batches.next());
       result.tokens += parts.back().tokens;
       result.read += parts.back().read;
     }
-    const std::int64_t number = state.step + 1;
+    const std::int64_t number = state.step;
     const bool watches = config.watch.clip > 0 || (is_told && config.health);
     Gradients gradients;
     nn::Training first;
@@ -152,8 +155,7 @@ struct Trainer::Run {
       Gradients found = tape.backward(
           config.accumulate == 1 ? loss : scale(loss, weight / static_cast<double>(result.tokens)));
       const TapePause pause;
-      const Tensor sum = scale(loss, weight);
-      result.loss = result.loss.defined() ? add(result.loss, sum) : sum;
+      result.loss = add(result.loss, scale(loss, weight));
       if (i == 0 && watches) first = std::move(pass);
       if (i == 0 && is_told && config.health) result.health = head_health(first, found);
       if (gradients.size() == 0) {
@@ -205,72 +207,81 @@ struct Trainer::Run {
     if (events.on_evaluation) events.on_evaluation(e);
   }
 
-  void save() { folder.save(*model, optimizer, state, config.keep); }
+  Tensor zero_loss() const { return Tensor::full({}, 0, {DType::f32, config.device}); }
 
+  struct Interval;
+  void tell(Step& done, Interval& since);
   TrainResult train();
 };
 
+// What the reports of a run are made of, from one to the next.
+struct Trainer::Run::Interval {
+  Tensor loss;  // summed over tokens, where it is computed: nobody waits for it
+  std::int64_t read = 0, first_step = 0;
+  Clock::time_point start = Clock::now();
+};
+
+void Trainer::Run::tell(Step& done, Interval& since) {
+  StepReport report{.step = state.step, .steps = steps};
+  const double seconds = seconds_since(since.start);
+  state.seconds += seconds;
+  const auto [epoch, batch] = state.position;
+  report.epoch = static_cast<double>(epoch) +
+                 static_cast<double>(batch) / static_cast<double>(data.batches(epoch));
+  report.loss = number_of(since.loss) / static_cast<double>(state.tokens);
+  report.lr = optimizer.options.lr;
+  report.gradient_norm = done.norm;
+  report.tokens_per_second = static_cast<double>(since.read) / seconds;
+  report.seconds = state.seconds;
+  report.seconds_left = seconds / static_cast<double>(state.step - since.first_step) *
+                        static_cast<double>(steps - state.step);
+  report.health = std::move(done.health);
+  report.warnings = warnings_of(report.health, config.watch, state.warned);
+  report.warnings.insert(report.warnings.end(), done.clipped.begin(), done.clipped.end());
+  folder.append_metrics(metrics_line(report));
+  if (events.on_step) events.on_step(report);
+  state.tokens = 0;
+  since = {.loss = zero_loss(), .first_step = state.step};
+}
+
 TrainResult Trainer::Run::train() {
   Prefetch batches(data, state.position);
-  // Summed over tokens since the last report, where it is computed: nobody waits for it.
-  Tensor loss = Tensor::full({}, state.loss, {DType::f32, config.device});
-  std::int64_t read = 0, last_told = state.step;
-  const auto save_all = [&] {
-    state.loss = number_of(loss);
-    save();
+  Interval since{.loss = Tensor::full({}, state.loss, {DType::f32, config.device}),
+                 .first_step = state.step};
+  const auto is_done = [&] { return config.patience > 0 && state.not_better >= config.patience; };
+  if (is_done()) steps = state.step;
+  bool is_saved = state.step > 0, is_stopped = false;
+  const auto save = [&] {
+    state.loss = number_of(since.loss);
+    folder.save(*model, optimizer, state, config.keep);
+    is_saved = true;
   };
-  Clock::time_point since = Clock::now();
-  bool stopped = false, saved = false;
-  while (state.step < steps && !stopped) {
-    const bool is_last = state.step + 1 == steps;
-    const bool is_told = (state.step + 1) % config.log_every == 0 || is_last;
-    Step done = step(batches, is_told);
+  while (state.step < steps && !is_stopped) {
+    const auto is_due = [&](std::int64_t every) {
+      return state.step % every == 0 || state.step == steps;
+    };
     ++state.step;
+    Step done = step(batches, is_due(config.log_every));
     state.position = batches.position();
-    saved = false;
-    loss = add(loss, done.loss);
+    is_saved = false;
+    since.loss = add(since.loss, done.loss);
+    since.read += done.read;
     state.tokens += done.tokens;
-    read += done.read;
-    if (is_told) {
-      StepReport report{.step = state.step, .steps = steps};
-      const double seconds = seconds_since(since);
-      since = Clock::now();
-      state.seconds += seconds;
-      report.epoch = static_cast<double>(state.position.epoch) +
-                     static_cast<double>(state.position.batch) /
-                         static_cast<double>(data.batches(state.position.epoch));
-      report.loss = number_of(loss) / static_cast<double>(state.tokens);
-      report.lr = optimizer.options.lr;
-      report.gradient_norm = done.norm;
-      report.tokens_per_second = static_cast<double>(read) / seconds;
-      report.seconds = state.seconds;
-      report.seconds_left = seconds / static_cast<double>(state.step - last_told) *
-                            static_cast<double>(steps - state.step);
-      report.health = std::move(done.health);
-      report.warnings = warnings_of(report.health, config.watch, state.warned);
-      report.warnings.insert(report.warnings.end(), done.clipped.begin(), done.clipped.end());
-      folder.append_metrics(metrics_line(report));
-      if (events.on_step) events.on_step(report);
-      loss = Tensor::full({}, 0, {DType::f32, config.device});
-      state.tokens = read = 0;
-      last_told = state.step;
-    }
-    if (state.step % config.evaluate_every == 0 || is_last) {
+    if (is_due(config.log_every)) tell(done, since);
+    if (is_due(config.evaluate_every)) {
+      const Clock::time_point start = Clock::now();
       judge();
-      since = Clock::now();
-      stopped = config.patience > 0 && state.not_better >= config.patience;
-      if (stopped)
+      since.start += Clock::now() - start;  // not a part of training
+      if (is_done()) {
         note(fmt::format("no better than step {} for {} evaluations: the end", state.best_step,
                          state.not_better));
-      if (stopped) steps = state.step;
+        steps = state.step;
+      }
     }
-    if (state.step % config.save_every == 0 || is_last || stopped) {
-      save_all();
-      saved = true;
-    }
-    if (!stopped && events.should_stop && events.should_stop()) stopped = true;
+    if (is_due(config.save_every)) save();
+    is_stopped = events.should_stop && events.should_stop();
   }
-  if (!saved) save_all();
+  if (!is_saved) save();
   TrainResult result;
   result.steps = state.step;
   result.finished = state.step >= steps;

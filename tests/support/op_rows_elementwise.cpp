@@ -137,18 +137,21 @@ OpRow dropout_row() {
   row.reference = [](const Arrays& in, const Rounding&) {
     Array y(in[0].shape);
     for (std::int64_t i = 0; i < y.shape.numel(); ++i) {
-      const auto words = philox({static_cast<std::uint32_t>(i / 4), 0, 0, 1}, kSeed);
-      const bool kept = words[static_cast<std::size_t>(i % 4)] >= kRate * 0x1p32;
-      y[i] = kept ? in[0][i] / (1 - kRate) : 0;
+      y[i] = in[0][i] * dropout_factor(i, kRate, kSeed);
     }
     return Arrays{y};
   };
-  row.shapes = {{{3, 5, 7}}, {{1}}, {{0, 2}}, {{2, 129}}};
+  row.shapes = {{{3, 5, 7}}, {{1}}, {{0, 2}}, {{2, 129}}, {{3, 16}}};
   row.large = {{33, 3001}};
   return row;
 }
 
 }  // namespace
+
+double dropout_factor(std::int64_t i, double rate, std::uint64_t seed) {
+  const auto words = philox({static_cast<std::uint32_t>(i / 4), 0, 0, 1}, seed);
+  return words[static_cast<std::size_t>(i % 4)] >= rate * 0x1p32 ? 1 / (1 - rate) : 0;
+}
 
 std::vector<OpRow> elementwise_rows() {
   std::vector<OpRow> rows;

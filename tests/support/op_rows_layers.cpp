@@ -10,8 +10,9 @@ namespace {
 struct NormKind {
   std::string name;
   bool centered = true, weight = true, bias = true, residual = false;
-  double offset = 0;
+  double offset = 0, dropout = 0;
 };
+constexpr std::uint64_t kSeed = 0xfedcba987654321;
 constexpr double kEps = 1e-5;
 
 // x, then the residual, the weight and the bias, as far as there are any.
@@ -29,9 +30,10 @@ Tensors run_norm(const NormKind& kind, const Tensors& in) {
     return {kind.centered ? layer_norm(in[0], weight, bias, kEps)
                           : rms_norm(in[0], weight, kEps, kind.offset)};
   }
-  const NormedSum y = kind.centered
-                          ? add_layer_norm(in[0], in[at.residual], weight, bias, kEps)
-                          : add_rms_norm(in[0], in[at.residual], weight, kEps, kind.offset);
+  const Dropout dropout{kind.dropout, kSeed};
+  const NormedSum y =
+      kind.centered ? add_layer_norm(in[0], in[at.residual], weight, bias, kEps, dropout)
+                    : add_rms_norm(in[0], in[at.residual], weight, kEps, kind.offset, dropout);
   return {y.sum, y.normed};
 }
 
@@ -39,7 +41,10 @@ Arrays norm_reference(const NormKind& kind, const Arrays& in, const Rounding& ro
   const NormInputs at(kind);
   Array x = in[0];
   if (kind.residual) {
-    for (std::int64_t i = 0; i < x.shape.numel(); ++i) x[i] = round(x[i] + in[at.residual][i]);
+    for (std::int64_t i = 0; i < x.shape.numel(); ++i) {
+      if (kind.dropout > 0) x[i] = round(x[i] * dropout_factor(i, kind.dropout, kSeed));
+      x[i] = round(x[i] + in[at.residual][i]);
+    }
   }
   const std::int64_t width = x.size(-1);
   Array y(x.shape);
@@ -72,8 +77,9 @@ OpRow norm_row(const NormKind& kind) {
     if (kind.bias) shapes.push_back({x[-1]});
     return shapes;
   };
-  row.shapes = {sizes({3, 5}), sizes({2, 3, 37}), sizes({0, 4}), sizes({1, 130}), sizes({17, 3})};
-  row.large = sizes({300, 257});
+  row.shapes = {sizes({3, 5}),  sizes({2, 3, 37}), sizes({0, 4}),  sizes({1, 130}),
+                sizes({17, 3}), sizes({5, 64}),    sizes({3, 520})};
+  row.large = sizes({300, 264});
   row.terms = 4;
   return row;
 }
@@ -159,7 +165,7 @@ OpRow cross_entropy_row(const std::string& name, const CrossEntropyOptions& opti
     y[0] = sum / count;
     return Arrays{y};
   };
-  row.shapes = {{{3, 5}}, {{2, 3, 37}}, {{6, 130}}};
+  row.shapes = {{{3, 5}}, {{2, 3, 37}}, {{6, 130}}, {{4, 24}}};
   // One row whose class is the ignored one would leave nothing to average.
   if (options.ignore_index != 0) row.shapes.insert(row.shapes.end(), {{{1, 1}}, {{7}}});
   row.large = {{60, 1501}};
@@ -183,6 +189,12 @@ std::vector<OpRow> layer_rows() {
                 .bias = false,
                 .residual = true,
                 .offset = 1}),
+      norm_row({.name = "add_layer_norm_dropout", .residual = true, .dropout = 0.3}),
+      norm_row({.name = "add_rms_norm_dropout",
+                .centered = false,
+                .bias = false,
+                .residual = true,
+                .dropout = 0.1}),
       rotary_row("rotary", false, false, false),
       rotary_row("rotary_interleaved", true, false, false),
       rotary_row("rotary_partial", false, true, false),

@@ -1,4 +1,5 @@
 // Rows of the operator table: matrix products and attention.
+#include <algorithm>
 #include <cmath>
 
 #include "qkv/attention.h"
@@ -90,41 +91,52 @@ OpRow linear_row(const std::string& name, const LinearOptions& options, bool has
   };
   row.reference = [=](const Arrays& in, const Rounding&) {
     const Array y = linear_reference(in, options.transposed);
-    // silu is the activation of this table; the others have rows of their own.
-    if (options.activation == Activation::none) return Arrays{y};
-    return Arrays{map(y, [](double x) { return x / (1 + std::exp(-x)); })};
+    return Arrays{map(y, [&](double x) {
+      switch (options.activation) {
+        case Activation::none: return x;
+        case Activation::relu: return std::max(x, 0.0);
+        case Activation::silu: return x / (1 + std::exp(-x));
+        default: {  // gelu_tanh
+          const double u = std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x);
+          return 0.5 * x * (1 + std::tanh(u));
+        }
+      }
+    })};
   };
   const auto sizes = [=](const Shape& x, std::int64_t outputs) {
     Shapes shapes{x, options.transposed ? Shape{x[-1], outputs} : Shape{outputs, x[-1]}};
     if (has_bias) shapes.push_back({outputs});
     return shapes;
   };
-  row.shapes = {sizes({3, 5}, 4), sizes({2, 3, 9}, 17), sizes({1}, 1), sizes({7}, 33),
-                sizes({0, 5}, 3)};
+  row.shapes = {sizes({3, 5}, 4), sizes({2, 3, 9}, 17), sizes({1}, 1),      sizes({7}, 33),
+                sizes({0, 5}, 3), sizes({3, 16}, 24),   sizes({2, 2}, 1031)};
   row.large = sizes({3, 60, 70}, 90);
   row.terms = 8;
   return row;
 }
 
-OpRow embedding_row() {
+// Positions of one row of a table may be few, or so many that blocks of a device share them.
+OpRow embedding_row(const std::string& name, std::int64_t many) {
   OpRow row;
-  row.name = "embedding";
-  const auto count = [](std::int64_t entries) { return entries == 1 ? 1 : 12; };
+  row.name = name;
+  const auto count = [=](std::int64_t entries) { return entries == 1 ? 1 : many; };
   row.op = [=](const Tensors& in) {
     const std::int64_t n = count(in[0].size(0));
-    const Tensor ids = Tensor::from(some_ids(n, in[0].size(0)), n == 12 ? Shape{3, 4} : Shape{1});
+    const Tensor ids =
+        Tensor::from(some_ids(n, in[0].size(0)), n == many ? Shape{n / 4, 4} : Shape{1});
     return Tensors{embedding(ids, in[0]), embedding(to(ids, DType::i32), in[0])};
   };
   row.reference = [=](const Arrays& in, const Rounding&) {
     const std::int64_t n = count(in[0].size(0)), width = in[0].size(1);
     const auto ids = some_ids(n, in[0].size(0));
-    Array y(n == 12 ? Shape{3, 4, width} : Shape{1, width});
+    Array y(n == many ? Shape{n / 4, 4, width} : Shape{1, width});
     for (std::int64_t i = 0; i < y.shape.numel(); ++i) {
       y[i] = in[0][ids[static_cast<std::size_t>(i / width)] * width + i % width];
     }
     return Arrays{y, y};
   };
-  row.shapes = {{{5, 3}}, {{1, 1}}, {{40, 33}}, {{7, 0}}};
+  row.shapes = {{{5, 3}}, {{1, 1}}, {{40, 33}}, {{7, 0}}, {{4, 16}}};
+  row.terms = static_cast<double>(many) / 12;
   row.large = {{50, 3001}};
   return row;
 }
@@ -189,6 +201,41 @@ OpRow attention_row(const std::string& name, bool extras) {
   return row;
 }
 
+// q, k and v side by side in one tensor [B, S, 3 H D], as one projection gives them.
+OpRow joint_attention_row() {
+  constexpr std::int64_t kHeads = 2;
+  OpRow row;
+  row.name = "attention_joint";
+  row.op = [](const Tensors& in) {
+    const std::int64_t width = in[0].size(2) / 3;
+    Tensors heads;
+    for (const Tensor& part : split(in[0], 2, {width, width, width})) {
+      heads.push_back(
+          transpose(reshape(part, {part.size(0), part.size(1), kHeads, width / kHeads}), 1, 2));
+    }
+    return Tensors{attention(heads[0], heads[1], heads[2], {.mask = Mask::causal()})};
+  };
+  row.reference = [](const Arrays& in, const Rounding&) {
+    const std::int64_t batch = in[0].size(0), length = in[0].size(1), size = in[0].size(2) / 6;
+    Arrays parts;
+    for (std::int64_t n = 0; n < 3; ++n) {
+      Array x{Shape{batch, kHeads, length, size}};
+      for (std::int64_t i = 0; i < x.shape.numel(); ++i) {
+        const std::int64_t d = i % size, s = i / size % length, h = i / size / length % kHeads;
+        const std::int64_t b = i / size / length / kHeads;
+        x[i] = in[0][((b * length + s) * 3 + n) * kHeads * size + h * size + d];
+      }
+      parts.push_back(x);
+    }
+    return Arrays{attention_reference(parts, false, false)};
+  };
+  row.shapes = {{{2, 5, 24}}, {{1, 1, 6}}, {{3, 9, 192}}, {{2, 20, 384}}};
+  row.large = {{2, 70, 384}};
+  row.roundings = 3;
+  row.terms = 4;
+  return row;
+}
+
 }  // namespace
 
 std::vector<OpRow> product_rows() {
@@ -200,10 +247,14 @@ std::vector<OpRow> product_rows() {
       linear_row("linear", {}, false),
       linear_row("linear_bias", {}, true),
       linear_row("linear_transposed", {.transposed = true}, true),
+      linear_row("linear_relu", {.activation = Activation::relu}, true),
+      linear_row("linear_gelu", {.activation = Activation::gelu_tanh}, true),
       linear_row("linear_silu", {.activation = Activation::silu}, true),
-      embedding_row(),
+      embedding_row("embedding", 12),
+      embedding_row("embedding_many", 900),
       attention_row("attention", false),
       attention_row("attention_table_sinks", true),
+      joint_attention_row(),
   };
 }
 

@@ -75,7 +75,7 @@ OpRow sum_row(const std::string& name, const std::vector<int>& axes, bool mean) 
     squeezed.shape = Shape(extents);
     return Arrays{kept, squeezed};
   };
-  row.shapes = {{{3, 5, 7}}, {{1, 1, 1}}, {{2, 1, 33}}, {{4, 37, 1}}, {{65, 3, 2}}};
+  row.shapes = {{{3, 5, 7}}, {{1, 1, 1}}, {{2, 1, 33}}, {{4, 37, 1}}, {{65, 3, 2}}, {{70, 1, 24}}};
   if (!mean) row.shapes.push_back({{0, 3, 2}});
   row.large = {{17, 95, 129}};
   row.terms = 4;
@@ -116,6 +116,29 @@ OpRow concat_row() {
   };
   row.shapes = {{{2, 3, 5}, {2, 1, 5}, {2, 4, 5}}, {{1, 1, 1}}, {{2, 0, 3}, {2, 2, 3}}};
   row.large = {{30, 40, 33}, {30, 70, 33}};
+  return row;
+}
+
+OpRow split_row() {
+  OpRow row;
+  row.name = "split";
+  const auto sizes_of = [](std::int64_t extent) {
+    return std::vector<std::int64_t>{extent / 3, 0, extent - extent / 3};
+  };
+  row.op = [=](const Tensors& in) { return split(in[0], 1, sizes_of(in[0].size(1))); };
+  row.reference = [=](const Arrays& in, const Rounding&) {
+    Arrays parts;
+    std::int64_t from = 0;
+    for (const std::int64_t size : sizes_of(in[0].size(1))) {
+      parts.push_back(gather(in[0], with_extent(in[0].shape, 1, size), [&](const Index& at) {
+        return Index{at[0], at[1] + from, at[2]};
+      }));
+      from += size;
+    }
+    return parts;
+  };
+  row.shapes = {{{2, 7, 5}}, {{1, 1, 1}}, {{3, 3, 16}}, {{2, 0, 3}}};
+  row.large = {{30, 70, 33}};
   return row;
 }
 
@@ -201,6 +224,7 @@ std::vector<OpRow> view_rows() {
       unary_view(
           "to_f16", [](const Tensor& x) { return to(x, DType::f16); }, same),
       concat_row(),
+      split_row(),
       expand_row(),
       sum_row("sum_all", {}, false),
       sum_row("sum_last", {2}, false),

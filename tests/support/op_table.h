@@ -68,6 +68,9 @@ std::vector<OpRow> product_rows();
 std::vector<OpRow> layer_rows();
 std::vector<OpRow> linear_attention_rows();
 
+// What dropout(x, rate, seed) multiplies element i by.
+double dropout_factor(std::int64_t i, double rate, std::uint64_t seed);
+
 // Ids and targets of the rows that need some: every value of [0, bound) turns up, in no order.
 std::vector<std::int64_t> some_ids(std::int64_t count, std::int64_t bound);
 
