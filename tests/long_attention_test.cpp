@@ -265,6 +265,31 @@ TEST(PerformerLayer, LayersDrawTheirOwnDirections) {
   EXPECT_NE(bytes_of(first.directions(0)), bytes_of(second.directions(0)));
 }
 
+// What a viewer is told is an exact attention with the same weights.
+TEST(LongLayers, TellATraceTheWeightsTheyUse) {
+  const auto expect_same = [](const nn::Attention& layer) {
+    nn::Trace trace;
+    trace.attentions = true;
+    std::vector<Tensor> told;
+    trace.on_attention = [&](const nn::TracedAttention& a) {
+      told.push_back(attention_weights(a.queries, a.keys, a.options));
+    };
+    layer(some_input(), {.trace = &trace});
+    ASSERT_EQ(trace.attention_weights.size(), 1u);
+    ASSERT_EQ(told.size(), 1u);
+    EXPECT_EQ(told[0].shape(), (Shape{2, kHeads, kLength, kLength}));
+    EXPECT_LT(largest_difference(told[0], trace.attention_weights[0]), 1e-5);
+  };
+  expect_same(performer_of(false, {.features = 32}));
+  expect_same(performer_of(true, {.features = 32}));
+  const nn::LinformerAttention linformer = linformer_of(nn::LinformerSharing::heads);
+  linformer.projection()->keys = linformer.projection()->values = identity(kLength, kLength);
+  expect_same(linformer);
+  nn::LongformerAttention longformer(config_of(true), {.window = 6});
+  share(exact_layer(true), longformer);
+  expect_same(longformer);
+}
+
 TEST(PerformerLayer, RefusesWhatNeedsScores) {
   const nn::PerformerAttention layer = performer_of(false, {});
   EXPECT_ERROR("a bias is added to scores",

@@ -1,5 +1,6 @@
 #include "core/check.h"
 #include "nn/attend.h"
+#include "nn/trace_weights.h"
 #include "nn/visible_keys.h"
 #include "qkv/autograd.h"
 #include "qkv/long_attention.h"
@@ -84,15 +85,19 @@ Tensor LinformerAttention::operator()(const Tensor& x, const AttentionCall& call
   AttentionOptions options;
   options.scale = config().scale;
   options.softcap = config().softcap;
-  if (call.trace != nullptr && call.trace->attentions) {
+  if (call.trace != nullptr && (call.trace->attentions || call.trace->on_attention)) {
     // What reaches a position through the projection of values: it may be negative.
     const TapePause pause;
-    call.trace->attention_weights.push_back(
-        matmul(attention_weights(queries, short_keys, options),
-               to(projection_->for_values(length), DType::f32)));
+    AttentionOptions like = options;
+    like.mask = call.mask;
+    trace_weights(call, {queries, keys, values}, like,
+                  matmul(attention_weights(queries, short_keys, options),
+                         to(projection_->for_values(length), DType::f32)));
   }
+  AttentionCall told = call;  // of all keys, above
+  told.trace = nullptr;
   const Tensor attended = attend({queries, short_keys, short_values}, options,
-                                 {.dropout = config().dropout, .layer = this}, call);
+                                 {.dropout = config().dropout, .layer = this}, told);
   return finish(attended, x.dtype());
 }
 

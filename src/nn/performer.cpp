@@ -2,6 +2,7 @@
 
 #include "core/check.h"
 #include "core/philox.h"
+#include "nn/trace_weights.h"
 #include "nn/visible_keys.h"
 #include "qkv/autograd.h"
 #include "qkv/long_attention.h"
@@ -58,9 +59,11 @@ Tensor PerformerAttention::operator()(const Tensor& x, const AttentionCall& call
     return keys;
   };
   const auto look = [&](const Tensor& keys) {
-    if (call.trace == nullptr || !call.trace->attentions) return;
-    call.trace->attention_weights.push_back(
-        linear_attention_weights(queries, keys, config().causal));
+    if (call.trace == nullptr || (!call.trace->attentions && !call.trace->on_attention)) return;
+    AttentionOptions like{.scale = config().scale, .mask = call.mask};
+    if (config().causal) like.mask = like.mask & Mask::causal();
+    trace_weights(call, {heads.queries, heads.keys, heads.values}, like,
+                  linear_attention_weights(queries, keys, config().causal));
   };
   if (call.cache == nullptr) {
     const Tensor keys = features({}).features;
