@@ -296,6 +296,7 @@ void add_bench(CLI::App& app, Job& job) {
     resolve(*o);
     job = [o] { run(*o); };
   });
+  add_bench_long(*bench, job);
   add_bench_model(*bench, job);
   add_bench_tokenizer(*bench, job);
   add_bench_train(*bench, job);

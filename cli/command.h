@@ -14,7 +14,8 @@ namespace qkv::cli {
 using Job = std::function<void()>;  // throws Error when it fails
 
 void add_bench(CLI::App& app, Job& job);
-void add_bench_model(CLI::App& bench, Job& job);      // a subcommand of bench
+void add_bench_long(CLI::App& bench, Job& job);       // a subcommand of bench
+void add_bench_model(CLI::App& bench, Job& job);      // likewise
 void add_bench_tokenizer(CLI::App& bench, Job& job);  // likewise
 void add_bleu(CLI::App& app, Job& job);
 void add_bench_train(CLI::App& bench, Job& job);  // likewise
@@ -31,6 +32,7 @@ void add_perplexity(CLI::App& app, Job& job);
 void add_quantize(CLI::App& app, Job& job);
 void add_serve(CLI::App& app, Job& job);
 void add_study(CLI::App& app, Job& job);
+void add_study_approx(CLI::App& study, Job& job);  // a subcommand of study
 void add_tokenize(CLI::App& app, Job& job);
 void add_tokenizer(CLI::App& app, Job& job);
 void add_train(CLI::App& app, Job& job);

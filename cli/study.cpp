@@ -5,9 +5,9 @@
 
 #include <memory>
 
-#include "command.h"
 #include "io/file.h"
 #include "progress.h"
+#include "study.h"
 
 namespace qkv::cli {
 namespace {
@@ -38,7 +38,8 @@ void run_scale(StudyOptions& options) {
 void add_study(CLI::App& app, Job& job) {
   const std::string first = "qkv study scale --out report.html";
   const std::string second = "qkv study scale --head-sizes 64,512 --input-variance 2 --json";
-  CLI::App* study = app.add_subcommand("study", "Experiments on attention's own statistics");
+  CLI::App* study = app.add_subcommand(
+      "study", "Experiments on attention's own statistics, and curves of training");
   study->require_subcommand(1);
   study->footer(examples(first, second));
   CLI::App* scale = study->add_subcommand(
@@ -65,6 +66,9 @@ void add_study(CLI::App& app, Job& job) {
       ->type_name("FILE");
   options->common.add_to(*scale);
   scale->callback([&job, options] { job = [options] { run_scale(*options); }; });
+  add_study_approx(*study, job);
+  add_study_train(*study, job);
+  add_study_runs(*study, job);
 }
 
 }  // namespace qkv::cli

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "qkv/attention.h"
+#include "qkv/linear_attention.h"
 #include "qkv/ops.h"
 #include "qkv/quantize.h"
 #include "qkv/tensor.h"
@@ -174,6 +175,8 @@ class KvCache {
   // Stores new keys and values [B, Hk, S, D] of a layer and returns all that it has. `window` = 0
   // keeps everything.
   View append(std::size_t layer, const Tensor& keys, const Tensor& values, std::int64_t window = 0);
+  // Of a layer that keeps sums instead of keys and values: these sums, for `count` positions more.
+  LinearState& sums(std::size_t layer, std::int64_t count);
   // What cross-attention computes once from the encoder's output.
   bool has_memory(std::size_t layer) const;
   void set_memory(std::size_t layer, const Tensor& keys, const Tensor& values);
@@ -196,7 +199,10 @@ class KvCache {
     Rows keys, values;
     std::int64_t stored = 0;
     Rows memory_keys, memory_values;
+    LinearState sums;
   };
+  // Layer 0 comes first in every step and moves the clock.
+  void advance(std::size_t layer, std::int64_t count);
   Layer& layer(std::size_t index);
   Rows make_room(const Tensor& like, std::int64_t room) const;
 
@@ -254,7 +260,7 @@ struct Trace {
   std::function<void(const TracedAttention&)> on_attention{};
 };
 
-class MultiHeadAttention;
+class ProjectedAttention;
 
 // What one attention of a training pass told of its scores.
 struct AttentionHealth {
@@ -262,13 +268,14 @@ struct AttentionHealth {
   AttentionStatistics statistics{};
   // As they were multiplied, [B, H, S, D]: their gradients can be watched.
   Tensor queries{}, keys{};
-  const MultiHeadAttention* layer = nullptr;  // whose they are, where it is one
+  const ProjectedAttention* layer = nullptr;  // whose they are, where it is one
 };
 
 // A training pass: what layers do then, and never else. They drop out, each time with a seed of its
 // own, and they tell how their scores are when asked.
 struct Training {
   std::uint64_t seed = 0;                    // of this pass
+  std::int64_t step = 0;                     // of the run: for what changes on a schedule
   DType dtype = DType::f32;                  // of the residual stream: f32 or bf16
   Statistics statistics = Statistics::none;  // what every attention is to tell
   std::vector<AttentionHealth> health{};     // what they told, in the order they ran
@@ -320,29 +327,42 @@ class Attention : public Module {
   virtual Tensor operator()(const Tensor& x, const AttentionCall& call) const = 0;
 };
 
-// Self-attention, masked or not, and cross-attention.
-class MultiHeadAttention final : public Attention {
+// The projections that every kind of attention has. Others than the exact one are in
+// long_attention.h.
+class ProjectedAttention : public Attention {
  public:
-  MultiHeadAttention() = default;
-  explicit MultiHeadAttention(const AttentionConfig& config);
+  ProjectedAttention() = default;
+  explicit ProjectedAttention(const AttentionConfig& config);
   void visit(const Visitor& visitor) override;
-  Tensor operator()(const Tensor& x, const AttentionCall& call) const override;
   const AttentionConfig& config() const { return config_; }
 
   Linear q, k, v, out;  // q is the fused one when there is one
   RmsNorm q_norm, k_norm;
 
- private:
+ protected:
   struct Heads {
     Tensor queries, keys, values;  // [B, heads, S, D]; keys undefined where a cache has them
   };
-  struct Joint;
+  // Normed, turned by the angles of the call, and in the dtype that attention multiplies in.
   Heads project(const Tensor& x, const AttentionCall& call) const;
+  // [B, heads, S, D] -> [B, S, hidden]
+  Tensor finish(const Tensor& attended, DType dtype) const;
+
+ private:
+  struct Joint;
+  Heads project_plainly(const Tensor& x, const AttentionCall& call) const;
   // q, k and v side by side in one product, when no tape looks.
   Tensor project_jointly(const Tensor& x) const;
 
   AttentionConfig config_;
   std::shared_ptr<Joint> joint_;
+};
+
+// Exact: self-attention, masked or not, and cross-attention.
+class MultiHeadAttention final : public ProjectedAttention {
+ public:
+  using ProjectedAttention::ProjectedAttention;
+  Tensor operator()(const Tensor& x, const AttentionCall& call) const override;
 };
 
 struct FeedForwardConfig {

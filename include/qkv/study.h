@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "qkv/optimizer_rule.h"
+
 namespace qkv {
 
 // Why 1/sqrt(d_k)? For each head size and scale: what the scores, the weights and the gradients
@@ -82,5 +84,69 @@ std::string to_text(const ScaleStudy& study);  // for a terminal, 100 columns
 std::string to_json(const ScaleStudy& study);
 // A self-contained page: findings, SVG plots and tables; no scripts, no network.
 std::string to_html(const ScaleStudy& study);
+
+// One report of a training run, over all of its heads.
+struct CurvePoint {
+  std::int64_t step = 0;
+  double loss = 0;        // the mean over tokens since the last report
+  double max_logit = 0;   // the largest of any head
+  double entropy = 0;     // the mean over heads of H / log(keys): 1 = uniform, 0 = one key
+  double saturation = 0;  // the mean over heads of the share of rows with a weight above 0.99
+  // Norms of d loss / d q and d loss / d k, of all heads together.
+  double q_gradient = 0, k_gradient = 0;
+};
+using Curve = std::vector<CurvePoint>;
+// Runs that are drawn alike: one, or the same with several seeds.
+struct CurveGroup {
+  std::string name;
+  std::vector<Curve> runs{};
+};
+
+// Why 1/sqrt(d_k)? One small decoder, trained from the same weights on the same batches with each
+// of the scales none, 1/sqrt(d_k) and 1/d_k. Weights are drawn so that the entries of q and k begin
+// with variance 1 (Glorot & Bengio 2010), which is what the usual argument assumes.
+struct TrainStudyOptions {
+  std::int64_t steps = 400;
+  std::int64_t reports = 50;  // points of a curve
+  std::uint64_t seed = 1;     // of weights and batches
+  std::int64_t seeds = 1;     // runs of each scale, with seed, seed + 1, ...
+  std::int64_t layers = 2, heads = 1, head_size = 64;
+  std::int64_t batch = 32;  // rows
+  OptimizerRule rule = OptimizerRule::adamw;
+  double lr = 3e-3;  // constant, after a warm-up of a tenth of the steps
+  // Bytes of this file are predicted, in rows of `length`. Empty: associative recall; a row tells
+  // the values of `pairs` keys and then asks for the value of each.
+  std::string text_file{};
+  std::int64_t length = 64, pairs = 8;
+  std::function<void(int done, int total)> progress{};
+};
+
+struct TrainStudy {
+  TrainStudyOptions options;
+  std::string target;  // what it ran on
+  int threads = 1;
+  std::int64_t parameters = 0;  // of the model
+  double guessing = 0;          // the loss of one who knows the vocabulary and nothing else
+  std::vector<double> scales;
+  std::vector<CurveGroup> groups;  // one per scale: "none", "1/sqrt(d_k)", "1/d_k"
+};
+
+// Throws Error when an option makes no sense or a loss is not finite.
+TrainStudy study_train(const TrainStudyOptions& options = {});
+std::vector<Finding> findings(const TrainStudy& study);
+std::string to_text(const TrainStudy& study);  // a table and small curves, 100 columns
+std::string to_json(const TrainStudy& study);
+std::string to_html(const TrainStudy& study);
+
+// The curves of finished or growing runs of `qkv train`, each named by its folder.
+struct RunsStudy {
+  std::vector<CurveGroup> groups;
+};
+// Reads metrics.jsonl of each folder. One without a report is an Error.
+RunsStudy study_runs(const std::vector<std::string>& folders);
+std::string to_text(const RunsStudy& study);
+std::string to_json(const RunsStudy& study);
+std::string to_html(const RunsStudy& study);
+std::string to_svg(const RunsStudy& study);  // loss and largest logit, side by side
 
 }  // namespace qkv

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "core/attention_problem.h"
+#include "core/feature_problem.h"
 #include "core/op_problems.h"
 #include "qkv/tensor.h"
 
@@ -68,6 +69,15 @@ class Backend {
   // Over the last axis; all contiguous.
   virtual void softmax(const Tensor& x, Tensor& y) = 0;
   virtual void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) = 0;
+
+  // Zeroes what lies above the diagonal (below it: upper); x f32 [n, C, C], contiguous.
+  virtual void keep_triangle(Tensor& x, bool upper) = 0;
+  // x f32 [G, N, W] and carry f32 [G, W], contiguous. x[n] becomes carry + the sum of the x before
+  // n (after n: reverse), and carry becomes the sum of all.
+  virtual void running_sum(Tensor& x, Tensor& carry, bool reverse) = 0;
+  // y = x / by: x [rows, W], whose rows may stand further apart, by f32 [rows], y [rows, W].
+  virtual void divide_rows(const Tensor& x, const Tensor& by, Tensor& y) = 0;
+  virtual void softmax_features(const FeatureProblem& problem) = 0;
 
   virtual void attention_forward(const AttentionProblem& problem, const AttentionResults& out) = 0;
   virtual void attention_backward(const AttentionProblem& problem,

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/dispatch.h"
 #include "cpu/kernels.h"
+#include "cpu/linear_kernels.h"
 
 namespace qkv {
 namespace {
@@ -92,6 +93,14 @@ class CpuBackend final : public Backend {
   void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override {
     cpu::softmax_backward(y, dy, dx);
   }
+  void keep_triangle(Tensor& x, bool upper) override { cpu::keep_triangle(x, upper); }
+  void running_sum(Tensor& x, Tensor& carry, bool reverse) override {
+    cpu::running_sum(x, carry, reverse);
+  }
+  void divide_rows(const Tensor& x, const Tensor& by, Tensor& y) override {
+    cpu::divide_rows(x, by, y);
+  }
+  void softmax_features(const FeatureProblem& problem) override { cpu::softmax_features(problem); }
   void attention_forward(const AttentionProblem& problem, const AttentionResults& out) override {
     cpu::attention_forward(problem, out);
   }

@@ -50,6 +50,10 @@ class CudaBackend final : public Backend {
   void optimize(const OptimizerProblem& problem) override;
   void softmax(const Tensor& x, Tensor& y) override;
   void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override;
+  void keep_triangle(Tensor& x, bool upper) override;
+  void running_sum(Tensor& x, Tensor& carry, bool reverse) override;
+  void divide_rows(const Tensor& x, const Tensor& by, Tensor& y) override;
+  void softmax_features(const FeatureProblem& problem) override;
   void attention_forward(const AttentionProblem& problem, const AttentionResults& out) override;
   void attention_backward(const AttentionProblem& problem,
                           const AttentionBackward& tensors) override;

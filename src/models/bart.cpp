@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "core/check.h"
+#include "models/attention_choice.h"
 #include "models/family.h"
 #include "models/padding.h"
 
@@ -160,7 +161,11 @@ class Bart final : public Model {
         .activation = activation_from_string(c.text_or("activation_function", "gelu")),
         .dropout = dropout_rate(c, "activation_dropout", 0)};
     const std::int64_t count = c.integer(side + "_layers", 1, kMaxLayers);
-    for (std::int64_t i = 0; i < count; ++i) stack.layers.add(layer);
+    AttentionChoice choice(c, side, info_.max_positions);
+    for (std::int64_t i = 0; i < count; ++i) {
+      choice.apply(layer, i);
+      stack.layers.add(layer);
+    }
   }
 
   Tensor encode(const ModelInput& input, const Mask& padding, const ModelContext& context) const {

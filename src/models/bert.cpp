@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "models/attention_choice.h"
 #include "models/family.h"
-#include "models/longformer.h"
 #include "models/padding.h"
 
 namespace qkv {
@@ -74,12 +74,10 @@ class Bert final : public Model {
     const Mask mask = padding_mask(name, input.mask, input.ids);
     nn::AttentionCall call{
         .mask = mask, .side = "encoder", .trace = context.trace, .training = context.training};
-    if (info_.family == "longformer") {
-      if (input.global.defined()) call.global = to(input.global, DType::boolean);
-      if (input.mask.defined()) {
-        call.visible = reshape(to(to(input.mask, DType::boolean), DType::f32),
-                               {input.ids.size(0), input.ids.size(1), 1});
-      }
+    if (input.global.defined()) call.global = to(input.global, DType::boolean);
+    if (info_.family == "longformer" && input.mask.defined()) {
+      call.visible = reshape(to(to(input.mask, DType::boolean), DType::f32),
+                             {input.ids.size(0), input.ids.size(1), 1});
     }
     const Tensor x = stack_(nn::enter_stream(embed(input), dropout_, context.training), call);
     ModelOutput output;
@@ -148,12 +146,16 @@ class Bert final : public Model {
                           .activation = activation_,
                           .up = names_.up,
                           .down = names_.down};
-    layer.self_name = is_longformer ? "attention" : "";
+    layer.self_name = "";
     layer.self_norm = names_.attention_norm;
     layer.feed_forward_norm = names_.out_norm;
+    AttentionChoice choice(c, "", info_.max_positions);
     for (std::int64_t i = 0; i < info_.layers; ++i) {
       if (is_longformer) {
-        layer.attention = std::make_shared<LongformerAttention>(layer.self, windows[i]);
+        layer.attention = std::make_shared<nn::LongformerAttention>(
+            layer.self, nn::LongformerConfig{.window = windows[i], .global_projections = true});
+      } else {
+        choice.apply(layer, i);
       }
       stack_.add(layer);
     }

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "models/attention_choice.h"
 #include "models/family.h"
 #include "models/padding.h"
 
@@ -30,6 +31,7 @@ class Gpt2 final : public Model {
     const nn::NormConfig norm{.width = hidden, .eps = eps};
     embedding_dropout_ = dropout_rate(c, "embd_pdrop", 0.1);
     stack_ = nn::Stack({.layers = "h", .final_norm = "ln_f", .norm = norm});
+    AttentionChoice choice(c, "", info_.max_positions);
     for (std::int64_t i = 0; i < info_.layers; ++i) {
       nn::LayerConfig layer;
       layer.norm = norm;
@@ -58,6 +60,7 @@ class Gpt2 final : public Model {
       layer.self_norm = "ln_1";
       layer.feed_forward_name = "mlp";
       layer.feed_forward_norm = "ln_2";
+      choice.apply(layer, i);
       stack_.add(layer);
     }
     head_ = nn::Linear({hidden, info_.vocabulary, false});

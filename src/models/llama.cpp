@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "models/attention_choice.h"
 #include "models/family.h"
 #include "models/padding.h"
 
@@ -46,6 +47,7 @@ class Llama final : public Model {
     const double eps = c.number_or("rms_norm_eps", 1e-6, 0, 1), offset = is_gemma ? 1 : 0;
     const nn::NormConfig norm{.width = hidden, .eps = eps, .rms = true, .weight_offset = offset};
     stack_ = nn::Stack({.final_norm = "norm", .norm = norm});
+    AttentionChoice choice(c, "", info_.max_positions);
     for (std::int64_t i = 0; i < info_.layers; ++i) {
       nn::LayerConfig layer;
       layer.norm = norm;
@@ -60,6 +62,7 @@ class Llama final : public Model {
         layer.feed_forward_norm = "pre_feedforward_layernorm";
         layer.after_feed_forward_norm = "post_feedforward_layernorm";
       }
+      choice.apply(layer, i);
       stack_.add(layer);
     }
     embed_scale_ = is_gemma ? std::sqrt(static_cast<double>(hidden)) : 1;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "models/attention_choice.h"
 #include "models/family.h"
 #include "models/padding.h"
 
@@ -129,7 +130,12 @@ class T5 final : public Model {
     const std::int64_t count = side.is_decoder
                                    ? c.integer_or("num_decoder_layers", info_.layers, 1, kMaxLayers)
                                    : info_.layers;
-    for (std::int64_t i = 0; i < count; ++i) side.stack.add(layer);
+    AttentionChoice choice(c, name, 0);
+    choice.require_scores("t5");
+    for (std::int64_t i = 0; i < count; ++i) {
+      choice.apply(layer, i);
+      side.stack.add(layer);
+    }
   }
 
   nn::FeedForwardConfig feed_forward_config(const Config& c) const {

@@ -11,7 +11,7 @@ struct Attended {
 struct AttendOptions {
   const char* kind = "self";                  // or "cross", "global": for names
   double dropout = 0;                         // of the weights, in training
-  const MultiHeadAttention* layer = nullptr;  // that calls
+  const ProjectedAttention* layer = nullptr;  // that calls
 };
 Tensor attend(const Attended& x, AttentionOptions options, const AttendOptions& how,
               const AttentionCall& call);

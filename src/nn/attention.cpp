@@ -11,7 +11,7 @@
 
 namespace qkv::nn {
 // The packed weight of q, k and v together, kept as nn::Linear keeps its own.
-struct MultiHeadAttention::Joint {
+struct ProjectedAttention::Joint {
   std::mutex mutex;
   std::array<std::uint64_t, 3> ids{};  // of the weights that were packed
   PackedWeight weight;
@@ -28,7 +28,7 @@ bool are_alike(const Weight& a, const Weight& b) {
 
 }  // namespace
 
-MultiHeadAttention::MultiHeadAttention(const AttentionConfig& config)
+ProjectedAttention::ProjectedAttention(const AttentionConfig& config)
     : config_(config), joint_(std::make_shared<Joint>()) {
   AttentionConfig& c = config_;
   check(c.heads > 0 && c.hidden > 0, "attention: hidden {} and heads {} must be positive", c.hidden,
@@ -57,7 +57,7 @@ MultiHeadAttention::MultiHeadAttention(const AttentionConfig& config)
   }
 }
 
-void MultiHeadAttention::visit(const Visitor& visitor) {
+void ProjectedAttention::visit(const Visitor& visitor) {
   visitor(config_.q, q);
   if (!config_.fused) {
     visitor(config_.k, k);
@@ -70,7 +70,7 @@ void MultiHeadAttention::visit(const Visitor& visitor) {
   }
 }
 
-Tensor MultiHeadAttention::project_jointly(const Tensor& x) const {
+Tensor ProjectedAttention::project_jointly(const Tensor& x) const {
   const std::array<std::uint64_t, 3> ids{q.weight.id(), k.weight.id(), v.weight.id()};
   PackedWeight weight;
   Tensor bias;
@@ -96,8 +96,8 @@ Tensor MultiHeadAttention::project_jointly(const Tensor& x) const {
                 config_.bias ? concat({q.bias, k.bias, v.bias}, 0) : Tensor());
 }
 
-MultiHeadAttention::Heads MultiHeadAttention::project(const Tensor& x,
-                                                      const AttentionCall& call) const {
+ProjectedAttention::Heads ProjectedAttention::project_plainly(const Tensor& x,
+                                                              const AttentionCall& call) const {
   const AttentionConfig& c = config_;
   if (c.cross) {
     Heads heads{split_heads(q(x), c.heads), {}, {}};
@@ -120,7 +120,8 @@ MultiHeadAttention::Heads MultiHeadAttention::project(const Tensor& x,
           split_heads(parts[2], c.kv_heads)};
 }
 
-Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call) const {
+ProjectedAttention::Heads ProjectedAttention::project(const Tensor& x,
+                                                      const AttentionCall& call) const {
   const AttentionConfig& c = config_;
   check(x.rank() == 3 && x.size(2) == c.hidden, "attention: x must be [B, S, {}], got {}", c.hidden,
         x.shape());
@@ -128,7 +129,7 @@ Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call
   const auto narrow = [&](const Tensor& t) {
     return q.weight.dtype() == DType::bf16 || q.weight.is_quantized() ? to(t, DType::bf16) : t;
   };
-  auto [queries, keys, values] = project(x, call);
+  auto [queries, keys, values] = project_plainly(x, call);
   if (c.qk_norm_eps) {
     queries = q_norm(queries);
     if (keys.defined()) keys = k_norm(keys);
@@ -142,6 +143,16 @@ Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call
     keys = narrow(keys);
     values = narrow(values);
   }
+  return {queries, keys, values};
+}
+
+Tensor ProjectedAttention::finish(const Tensor& attended, DType dtype) const {
+  return out(to(merge_heads(attended), dtype));
+}
+
+Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call) const {
+  const AttentionConfig& c = config();
+  auto [queries, keys, values] = project(x, call);
   AttentionOptions options;
   if (call.cache != nullptr) {
     KvCache::View view;
@@ -175,7 +186,7 @@ Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call
   const char* kind = c.cross ? "cross" : "self";
   const Tensor attended = attend({queries, keys, values}, options,
                                  {.kind = kind, .dropout = c.dropout, .layer = this}, call);
-  return out(to(merge_heads(attended), x.dtype()));
+  return finish(attended, x.dtype());
 }
 
 }  // namespace qkv::nn

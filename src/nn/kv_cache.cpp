@@ -54,16 +54,23 @@ KvCache::Layer& KvCache::layer(std::size_t index) {
   return layers_[index];
 }
 
+void KvCache::advance(std::size_t index, std::int64_t count) {
+  if (index != 0) return;
+  check(length_ + count <= capacity_, "cache: {} positions and {} more exceed its capacity of {}",
+        length_, count, capacity_);
+  length_ += count;
+}
+
+LinearState& KvCache::sums(std::size_t index, std::int64_t count) {
+  advance(index, count);
+  return layer(index).sums;
+}
+
 KvCache::View KvCache::append(std::size_t index, const Tensor& keys, const Tensor& values,
                               std::int64_t window) {
   Layer& l = layer(index);
   const std::int64_t count = keys.size(2);
-  // Layer 0 comes first in every step and moves the clock.
-  if (index == 0) {
-    check(length_ + count <= capacity_, "cache: {} positions and {} more exceed its capacity of {}",
-          length_, count, capacity_);
-    length_ += count;
-  }
+  advance(index, count);
   if (!l.keys.data.defined()) {
     const std::int64_t room =
         window > 0 ? std::min(capacity_, std::max(window, count) + kSlack) : capacity_;
@@ -125,6 +132,9 @@ std::size_t KvCache::bytes() const {
         if (t->defined()) total += static_cast<std::size_t>(t->numel()) * size_of(t->dtype());
       }
     }
+    for (const Tensor* t : {&l.sums.sums, &l.sums.top}) {
+      if (t->defined()) total += static_cast<std::size_t>(t->numel()) * size_of(t->dtype());
+    }
   }
   return total;
 }
@@ -168,6 +178,7 @@ void KvCache::reorder(const std::vector<std::int64_t>& rows, bool same_memory) {
   for (Layer& l : layers_) {
     pick_rows(l.keys, l.stored);
     pick_rows(l.values, l.stored);
+    l.sums = {pick(l.sums.sums, -1), pick(l.sums.top, -1)};
     if (same_memory) continue;
     pick_rows(l.memory_keys, -1);
     pick_rows(l.memory_values, -1);

@@ -1,28 +1,21 @@
 // study_scale: the claims about 1/sqrt(d_k), measured.
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "core/check.h"
 #include "qkv/cpu.h"
 #include "qkv/threads.h"
 #include "study/scale_samples.h"
+#include "study/scales.h"
 
 namespace qkv {
 namespace {
 
+using study::kScales;
+
 constexpr std::int64_t kMaxHeadSize = 1024;
 constexpr std::int64_t kMaxLength = 16384;  // the study keeps one queries x keys gradient
 
-struct Scale {
-  const char* name;
-  double (*of)(double head_size);
-};
-constexpr std::array kScales{
-    Scale{"none", [](double) { return 1.0; }},
-    Scale{"1/sqrt(d_k)", [](double d) { return 1 / std::sqrt(d); }},
-    Scale{"1/d_k", [](double d) { return 1 / d; }},
-};
 // Other input variances are measured without a scale and with the usual one.
 constexpr std::size_t kScalesForVariance = 2;
 

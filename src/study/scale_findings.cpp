@@ -117,12 +117,6 @@ Finding concentration(const ScaleStudy& study) {
                       part(inverse), digits(1.0 / static_cast<double>(study.options.keys), 3))};
 }
 
-// "12.3 times larger than" / "0.4 ..." in words.
-std::string compare(double a, double b) {
-  return a >= b ? fmt::format("{:.3g} times larger", a / b)
-                : fmt::format("{:.3g} times smaller", b / a);
-}
-
 Finding gradients(const ScaleStudy& study) {
   const std::int64_t d = headline_size(study);
   const ScaleStudyRow& none = *find_row(study.rows, d, "none");

@@ -4,43 +4,29 @@
 #include <algorithm>
 
 #include "qkv/version.h"
+#include "study/page.h"
 #include "study/scale_report.h"
-#include "study/scale_style.h"
-#include "study/svg.h"
+#include "study/scales.h"
 
 namespace qkv {
 namespace study {
 namespace {
 
-struct ScaleStyle {
-  const char* name;
-  const char* style;  // class and shape of its marks
-  const char* shape;  // the shape as a character, for the legend
-};
-constexpr ScaleStyle kStyles[] = {
-    {"none", "a", "●"}, {"1/sqrt(d_k)", "b", "■"}, {"1/d_k", "c", "▲"}};
-
-// sqrt and indices as people write them; the names in data stay plain.
-std::string pretty(std::string text) {
-  const auto replace = [&text](const std::string& from, const std::string& to) {
-    for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) {
-      text.replace(at, from.size(), to);
-    }
-  };
-  text = escaped(text);
-  replace("sqrt(d_k)", "√d<sub>k</sub>");
-  replace("d_k", "d<sub>k</sub>");
-  return text;
-}
-
-std::string badge(Finding::Verdict verdict) {
-  switch (verdict) {
-    case Finding::Verdict::holds: return "<span class=\"badge holds\">holds</span>";
-    case Finding::Verdict::loose: return "<span class=\"badge loose\">loose</span>";
-    case Finding::Verdict::disagrees: return "<span class=\"badge off\">disagrees</span>";
-  }
-  return {};
-}
+constexpr const char* kMethod = R"html(
+<p>For each head size, the entries of q and k are drawn from a normal distribution of mean 0 and
+variance s², those of v and of the loss gradient at the output from one of variance 1. Every scale
+sees the same draws. A trial is one attention head over the given numbers of queries and keys;
+means and standard errors are over the trials, which are independent.</p>
+<p>Scores, weights and entropies are the statistics that <code>attention_forward</code> computes in
+its own pass; the gradients are those of <code>attention_backward</code>. The gradient at the scores
+is the gradient of an additive bias of zeros. Norms are per row (per key for K): the square root of
+the mean of their squares.</p>
+<p>The expected variance is scale² d<sub>k</sub> s⁴. The other expectations are Monte Carlo means in
+double precision that share no code with the attention kernels: given a query, its scores are
+scale · |q| · z with z normal, so a row of weights needs one length and n numbers; the gradients are
+averaged over v and the loss gradient in closed form. A value is marked when it differs from its
+expectation by more than four standard errors of the difference.</p>
+)html";
 
 PlotPoint point_of(const ScaleStudyRow& row, double x, const Column& column) {
   const Quantity& quantity = row.*column.member;
@@ -62,12 +48,12 @@ Plot make_plot(const std::vector<ScaleStudyRow>& rows, const Column& column,
   plot.title = column.title;
   plot.y_label = column.title;
   plot.x_label = against_variance ? "input variance s²" : "head size d_k";
-  plot.percent = column.unit == Unit::percent;
-  for (const ScaleStyle& style : kStyles) {
+  plot.y = column.unit == Unit::percent ? PlotScale::percent : PlotScale::share;
+  for (std::size_t i = 0; i < kScales.size(); ++i) {
     PlotSeries series;
-    series.style = style.style;
+    series.style = kStyles[i].style;
     for (const ScaleStudyRow& row : rows) {
-      if (row.scale_name != style.name) continue;
+      if (row.scale_name != kScales[i].name) continue;
       const double x = against_variance ? row.input_variance : static_cast<double>(row.head_size);
       series.points.push_back(point_of(row, x, column));
       const auto& expected = (row.*column.member).expected;
@@ -77,7 +63,7 @@ Plot make_plot(const std::vector<ScaleStudyRow>& rows, const Column& column,
     const auto by_x = [](const PlotPoint& a, const PlotPoint& b) { return a.x < b.x; };
     std::sort(series.points.begin(), series.points.end(), by_x);
     std::sort(series.line.begin(), series.line.end(), by_x);
-    plot.description += fmt::format("Scale {}: ", style.name);
+    plot.description += fmt::format("Scale {}: ", kScales[i].name);
     for (const PlotPoint& p : series.points) {
       plot.description += fmt::format("{:g} at {:g}; ", p.y, p.x);
     }
@@ -88,12 +74,6 @@ Plot make_plot(const std::vector<ScaleStudyRow>& rows, const Column& column,
   return plot;
 }
 
-std::string figure(Plot plot, bool log_y, const std::string& caption) {
-  plot.log_y = log_y;
-  return fmt::format("<figure>\n<figcaption><strong>{}</strong> {}</figcaption>\n{}</figure>\n",
-                     pretty(plot.title), caption, to_svg(plot));
-}
-
 const Column& column_of(const std::string& key) {
   return *std::find_if(kColumns.begin(), kColumns.end(),
                        [&](const Column& column) { return column.key == key; });
@@ -101,15 +81,16 @@ const Column& column_of(const std::string& key) {
 
 std::string figures(const ScaleStudy& study) {
   const auto plot = [&](const char* key) { return make_plot(study.rows, column_of(key), false); };
-  std::string html = "<div class=\"legend\" aria-label=\"Legend\">";
-  for (const ScaleStyle& style : kStyles) {
-    html += fmt::format("<span class=\"series-{}\"><b>{}</b> scale {}</span>", style.style,
-                        style.shape, pretty(style.name));
-  }
-  html +=
-      "<span class=\"muted\">marks: measured, bars ± 2 standard errors · lines: expected"
-      "</span></div>\n<div class=\"figures\">\n";
-  html += figure(plot("score_variance"), true, "proportional to d<sub>k</sub> without a scale");
+  const auto log_plot = [&](const char* key) {
+    Plot drawn = plot(key);
+    drawn.y = PlotScale::logarithmic;
+    return drawn;
+  };
+  std::vector<std::string> names;
+  for (const Scale& scale : kScales) names.push_back(std::string("scale ") + scale.name);
+  std::string html = legend(names, "marks: measured, bars ± 2 standard errors · lines: expected");
+  html += "<div class=\"figures\">\n";
+  html += figure(log_plot("score_variance"), "proportional to d<sub>k</sub> without a scale");
   auto rows = study.variance_rows;
   for (const ScaleStudyRow& row : study.rows) {
     const bool same_size = row.head_size == study.variance_rows.front().head_size;
@@ -117,16 +98,16 @@ std::string figures(const ScaleStudy& study) {
   }
   Plot other = make_plot(rows, column_of("score_variance"), true);
   other.title = fmt::format("variance of a score, d_k = {}", rows.front().head_size);
-  html += figure(other, true, "grows as s⁴, whatever the scale");
-  html +=
-      figure(plot("score_magnitude"), true, "√d<sub>k</sub> without a scale, not d<sub>k</sub>");
-  html += figure(plot("top_weight"), false, "of a row, on average");
-  html += figure(plot("entropy_relative"), false, "1 is an average over all keys, 0 is one key");
-  html += figure(plot("saturation"), false, "one weight above 0.99");
-  html += figure(plot("gradient_scores"), true, "what the softmax lets through, root mean square");
-  html += figure(plot("gradient_scores_median"), true, "half of the rows have less; measured only");
-  html += figure(plot("gradient_q"), true, "root mean square norm per query");
-  html += figure(plot("gradient_k"), true, "root mean square norm per key");
+  other.y = PlotScale::logarithmic;
+  html += figure(other, "grows as s⁴, whatever the scale");
+  html += figure(log_plot("score_magnitude"), "√d<sub>k</sub> without a scale, not d<sub>k</sub>");
+  html += figure(plot("top_weight"), "of a row, on average");
+  html += figure(plot("entropy_relative"), "1 is an average over all keys, 0 is one key");
+  html += figure(plot("saturation"), "one weight above 0.99");
+  html += figure(log_plot("gradient_scores"), "what the softmax lets through, root mean square");
+  html += figure(log_plot("gradient_scores_median"), "half of the rows have less; measured only");
+  html += figure(log_plot("gradient_q"), "root mean square norm per query");
+  html += figure(log_plot("gradient_k"), "root mean square norm per key");
   return html + "</div>\n";
 }
 
@@ -172,26 +153,15 @@ std::string table(const std::vector<ScaleStudyRow>& rows, const std::string& cap
 
 std::string to_html(const ScaleStudy& study) {
   using study::pretty;
-  std::string html =
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
-      "<meta name=\"color-scheme\" content=\"light dark\"/>\n"
-      "<title>Why 1/√d_k? A measurement</title>\n<style>\n";
-  html += study::kStyleSheet;
-  html += "</style>\n</head>\n<body>\n<main>\n<header>\n<h1>Why 1/√d<sub>k</sub>?</h1>\n";
+  std::string html = "<header>\n<h1>Why 1/√d<sub>k</sub>?</h1>\n";
   html += fmt::format(
       "<p class=\"lead\">The usual reasons for scaled dot-product attention, measured through the "
       "attention of qkv {}: its own score statistics, its own gradients.</p>\n"
-      "<p class=\"muted\">{}; {} with {} thread{}</p>\n</header>\n<section>\n<h2>Findings</h2>\n"
-      "<ul class=\"findings\">\n",
-      kVersion, pretty(study::describe(study.options)), study::escaped(study.target), study.threads,
-      study.threads == 1 ? "" : "s");
-  for (const Finding& finding : findings(study)) {
-    html +=
-        fmt::format("<li>{}<p>{}</p></li>\n", study::badge(finding.verdict), pretty(finding.text));
-  }
-  html += "</ul>\n</section>\n<section>\n<h2>Plots</h2>\n" + study::figures(study) +
-          "</section>\n<section>\n<h2>Numbers</h2>\n";
+      "<p class=\"muted\">{}; {}</p>\n</header>\n",
+      kVersion, pretty(study::describe(study.options)),
+      study::escaped(study::machine_text(study.target, study.threads)));
+  html += study::findings_html(findings(study)) + "<section>\n<h2>Plots</h2>\n" +
+          study::figures(study) + "</section>\n<section>\n<h2>Numbers</h2>\n";
   html += study::table(study.rows,
                        "Measured mean ± standard error; below it, smaller, the expectation", false);
   html += study::table(study.variance_rows,
@@ -200,7 +170,7 @@ std::string to_html(const ScaleStudy& study) {
                        true);
   html += "</section>\n<section class=\"method\">\n<h2>How it was measured</h2>\n";
   html += study::kMethod;
-  return html + "</section>\n</main>\n</body>\n</html>\n";
+  return study::page("Why 1/√d_k? A measurement", html + "</section>\n");
 }
 
 }  // namespace qkv

@@ -29,15 +29,6 @@ Json to_value(const ScaleStudyRow& row) {
   return value;
 }
 
-const char* name_of(Finding::Verdict verdict) {
-  switch (verdict) {
-    case Finding::Verdict::holds: return "holds";
-    case Finding::Verdict::loose: return "loose";
-    case Finding::Verdict::disagrees: return "disagrees";
-  }
-  return "";
-}
-
 }  // namespace
 
 std::string to_json(const ScaleStudy& study) {
@@ -58,7 +49,8 @@ std::string to_json(const ScaleStudy& study) {
   for (const auto& row : study.rows) value["rows"].push_back(to_value(row));
   for (const auto& row : study.variance_rows) value["variance_rows"].push_back(to_value(row));
   for (const auto& finding : findings(study)) {
-    value["findings"].push_back({{"verdict", name_of(finding.verdict)}, {"text", finding.text}});
+    value["findings"].push_back(
+        {{"verdict", study::name_of(finding.verdict)}, {"text", finding.text}});
   }
   return value.dump(2);
 }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "qkv/study.h"
+#include "study/words.h"
 
 namespace qkv::study {
 
@@ -33,8 +34,6 @@ inline constexpr std::array kColumns{
     Column{"gradient_k", "gradient at K", &ScaleStudyRow::gradient_k},
 };
 
-// Four significant digits: 16.03, 0.001953, 1024.
-std::string digits(double value, int significant = 4);
 // With as many decimals as its standard error gives meaning: "16.03 ± 0.02".
 std::string with_error(const Measured& value, Unit unit = Unit::plain);
 std::string in_unit(double value, Unit unit);

@@ -3,21 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
 
 #include "study/scale_report.h"
 
 namespace qkv {
 namespace study {
-
-std::string digits(double value, int significant) {
-  if (value == 0 || !std::isfinite(value)) return fmt::format("{}", value);
-  // Of the rounded value: 0.99999 has the decimals of 1.000.
-  const std::string rounded = fmt::format("{:.{}e}", value, significant - 1);
-  const int exponent = std::stoi(rounded.substr(rounded.find('e') + 1));
-  if (exponent < -6 || exponent > 9) return fmt::format("{:.{}e}", value, significant - 1);
-  return fmt::format("{:.{}f}", value, std::max(0, significant - 1 - exponent));
-}
 
 std::string with_error(const Measured& value, Unit unit) {
   const double factor = unit == Unit::percent ? 100 : 1;
@@ -59,8 +49,6 @@ std::string describe(const ScaleStudyOptions& options) {
 }
 
 namespace {
-
-constexpr int kWidth = 100;
 
 std::string flagged(const std::string& text, const Quantity& quantity) {
   return text + (quantity.deviation() > kDisagreement ? "!" : " ");
@@ -108,38 +96,6 @@ std::string variance_table(const ScaleStudy& study) {
   return text + '\n';
 }
 
-std::string wrapped(const std::string& label, const std::string& text) {
-  constexpr int kIndent = 12;
-  std::string result = fmt::format("  {:<{}}", label, kIndent - 2);
-  int column = kIndent;
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
-    // Bytes that continue a UTF-8 character take no column.
-    const auto width = static_cast<int>(std::count_if(
-        word.begin(), word.end(), [](unsigned char c) { return (c & 0xC0) != 0x80; }));
-    if (column > kIndent && column + 1 + width > kWidth) {
-      result += '\n' + std::string(kIndent, ' ');
-      column = kIndent;
-    }
-    if (column > kIndent) {
-      result += ' ';
-      ++column;
-    }
-    result += word;
-    column += width;
-  }
-  return result + '\n';
-}
-
-const char* word_for(Finding::Verdict verdict) {
-  switch (verdict) {
-    case Finding::Verdict::holds: return "holds";
-    case Finding::Verdict::loose: return "loose";
-    case Finding::Verdict::disagrees: return "DISAGREES";
-  }
-  return "";
-}
-
 }  // namespace
 }  // namespace study
 
@@ -149,11 +105,8 @@ std::string to_text(const ScaleStudy& study) {
       "Measured with qkv attention on {} ({} thread{}); ± is one standard error; gradients are "
       "root mean\nsquare norms per row, for a loss gradient of variance 1 at the output.\n\n",
       study::describe(study.options), study.target, study.threads, study.threads == 1 ? "" : "s");
-  text += study::tables(study) + study::variance_table(study) + "findings\n";
-  for (const Finding& finding : findings(study)) {
-    text += study::wrapped(study::word_for(finding.verdict), finding.text);
-  }
-  return text;
+  text += study::tables(study) + study::variance_table(study);
+  return text + study::findings_text(findings(study));
 }
 
 }  // namespace qkv

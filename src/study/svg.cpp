@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace qkv::study {
 namespace {
@@ -14,43 +15,65 @@ constexpr double kWidth = 520, kHeight = 330;
 constexpr double kLeft = 62, kRight = 14, kTop = 14, kBottom = 50;
 constexpr int kMaxDecadeLabels = 7;
 
-struct Axes {
-  double x_low, x_high, y_low, y_high;  // logarithms where the axis is logarithmic
-  bool log_y;
+// A range of values, and where they are drawn; logarithms where the axis is logarithmic.
+struct Axis {
+  double low, high;  // of `at`
+  bool logarithmic;
+  double from, to;  // in the drawing
 
-  double x(double value) const {
-    const double t = x_high > x_low ? (std::log(value) - x_low) / (x_high - x_low) : 0.5;
-    return kLeft + t * (kWidth - kLeft - kRight);
+  double at(double value) const { return logarithmic ? std::log10(value) : value; }
+  double operator()(double value) const {
+    const double t = high > low ? (at(value) - low) / (high - low) : 0.5;
+    return from + t * (to - from);
   }
-  double y(double value) const {
-    const double at = log_y ? std::log10(value) : value;
-    return kHeight - kBottom - (at - y_low) / (y_high - y_low) * (kHeight - kTop - kBottom);
-  }
-  bool shows(double value) const { return !log_y || value > 0; }
+  bool shows(double value) const { return std::isfinite(value) && (!logarithmic || value > 0); }
 };
 
-Axes axes_of(const Plot& plot) {
-  const auto [low, high] = std::minmax_element(plot.x_ticks.begin(), plot.x_ticks.end());
-  // Room beside the first and last mark.
-  Axes axes{std::log(*low) - 0.25, std::log(*high) + 0.25, 0, 1, plot.log_y};
-  if (!plot.log_y) {
-    axes.y_low = -0.02;  // a mark at 0 or 1 is seen whole
-    axes.y_high = 1.02;
-    return axes;
-  }
-  double smallest = std::numeric_limits<double>::infinity(), largest = 0;
+struct Axes {
+  Axis x, y;
+  std::vector<double> y_ticks{};  // of a linear one
+  bool shows(const PlotPoint& point) const { return x.shows(point.x) && y.shows(point.y); }
+};
+
+// The smallest and largest y that can be drawn; both 1 where there is none.
+std::pair<double, double> range_of(const Plot& plot) {
+  double smallest = std::numeric_limits<double>::infinity(), largest = -smallest;
+  const Axis axis{0, 1, plot.y == PlotScale::logarithmic, 0, 1};
   for (const PlotSeries& series : plot.series) {
-    for (const auto* points : {&series.points, &series.line}) {
+    for (const auto* points : {&series.points, &series.line, &series.band}) {
       for (const PlotPoint& point : *points) {
-        if (point.y <= 0) continue;
-        smallest = std::min(smallest, point.y);
-        largest = std::max(largest, point.y);
+        const double reach = points == &series.band ? point.error : 0;
+        for (const double y : {point.y - reach, point.y + reach}) {
+          if (!axis.shows(y)) continue;
+          smallest = std::min(smallest, y);
+          largest = std::max(largest, y);
+        }
       }
     }
   }
-  if (largest == 0) smallest = largest = 1;
-  axes.y_low = std::floor(std::log10(smallest) - 0.05);
-  axes.y_high = std::ceil(std::log10(largest) + 0.05);
+  return smallest <= largest ? std::pair{smallest, largest} : std::pair{1.0, 1.0};
+}
+
+Axes axes_of(const Plot& plot) {
+  const auto [first, last] = std::minmax_element(plot.x_ticks.begin(), plot.x_ticks.end());
+  Axes axes{{*first, *last, false, kLeft, kWidth - kRight},
+            {-0.02, 1.02, false, kHeight - kBottom, kTop}};  // a mark at 0 or 1 is seen whole
+  if (plot.x == PlotScale::logarithmic) {
+    constexpr double kRoom = 0.11;  // beside the first and last mark, in decades
+    axes.x = {std::log10(*first) - kRoom, std::log10(*last) + kRoom, true, axes.x.from, axes.x.to};
+  }
+  const auto [smallest, largest] = range_of(plot);
+  if (plot.y == PlotScale::logarithmic) {
+    axes.y.logarithmic = true;
+    axes.y.low = std::floor(std::log10(smallest) - 0.05);
+    axes.y.high = std::ceil(std::log10(largest) + 0.05);
+  } else if (plot.y == PlotScale::linear) {
+    axes.y_ticks = round_ticks(std::min(0.0, smallest), largest);
+    axes.y.low = axes.y_ticks.front();
+    axes.y.high = axes.y_ticks.back();
+  } else {
+    axes.y_ticks = {0, 0.25, 0.5, 0.75, 1};
+  }
   return axes;
 }
 
@@ -78,19 +101,17 @@ std::string label_text(const std::string& text) {
 
 std::string grid(const Plot& plot, const Axes& axes) {
   std::string svg;
-  if (plot.log_y) {
-    const int low = static_cast<int>(axes.y_low), high = static_cast<int>(axes.y_high);
+  if (plot.y == PlotScale::logarithmic) {
+    const int low = static_cast<int>(axes.y.low), high = static_cast<int>(axes.y.high);
     const int every = (high - low) / kMaxDecadeLabels + 1;
     for (int e = low; e <= high; e += every) {
       svg += horizontal(axes, std::pow(10, e), decade(e));
     }
-  } else {
-    for (int i = 0; i <= 4; ++i) {
-      const double value = 0.25 * i;
-      svg += horizontal(
-          axes, value,
-          plot.percent ? fmt::format("{:.0f} %", 100 * value) : fmt::format("{:g}", value));
-    }
+  }
+  for (const double value : axes.y_ticks) {
+    svg += horizontal(axes, value,
+                      plot.y == PlotScale::percent ? fmt::format("{:.0f} %", 100 * value)
+                                                   : fmt::format("{:g}", value));
   }
   for (const double tick : plot.x_ticks) {
     const double x = axes.x(tick);
@@ -114,25 +135,58 @@ std::string mark(const std::string& style, double x, double y) {
   if (style == "b") {
     return fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"8\" height=\"8\"/>", x - 4, y - 4);
   }
-  if (style == "c") {
-    return fmt::format("<path d=\"M{:.1f} {:.1f}l5 9h-10z\"/>", x, y - 5.5);
+  const char* outline = style == "c"   ? "l5 9h-10z"
+                        : style == "d" ? "l5 5.5l-5 5.5l-5 -5.5z"
+                        : style == "e" ? "m5 1.5h-10l5 9z"
+                        : style == "f" ? "m-1.5 1h3v3h3v3h-3v3h-3v-3h-3v-3h3z"
+                                       : nullptr;
+  if (outline != nullptr) {
+    return fmt::format("<path d=\"M{:.1f} {:.1f}{}\"/>", x, y - 5.5, outline);
   }
   return fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4.5\"/>", x, y);
 }
 
-std::string draw_series(const PlotSeries& series, const Axes& axes) {
+// Through the points that can be drawn; where one cannot, the line is broken.
+std::string line_path(const std::vector<PlotPoint>& points, const Axes& axes) {
   std::string path;
-  for (const PlotPoint& point : series.line) {
-    if (!axes.shows(point.y)) continue;
-    path +=
-        fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", axes.x(point.x), axes.y(point.y));
+  bool is_down = false;
+  for (const PlotPoint& point : points) {
+    const bool shown = axes.shows(point);
+    if (shown) {
+      path += fmt::format("{}{:.1f} {:.1f}", is_down ? "L" : "M", axes.x(point.x), axes.y(point.y));
+    }
+    is_down = shown;
   }
+  return path;
+}
+
+// There along the upper edge, and back along the lower one.
+std::string band_path(const std::vector<PlotPoint>& points, const Axes& axes) {
+  std::string there, back;
+  for (const PlotPoint& point : points) {
+    const PlotPoint high{point.x, point.y + point.error, 0, {}};
+    const PlotPoint low{point.x, point.y - point.error, 0, {}};
+    if (!axes.shows(high) || !axes.shows(low)) continue;
+    there +=
+        fmt::format("{}{:.1f} {:.1f}", there.empty() ? "M" : "L", axes.x(high.x), axes.y(high.y));
+    back = fmt::format("L{:.1f} {:.1f}", axes.x(low.x), axes.y(low.y)) + back;
+  }
+  return there.empty() ? there : there + back + "Z";
+}
+
+std::string draw_series(const PlotSeries& series, const Axes& axes) {
   std::string svg = fmt::format("<g class=\"series-{}\">\n", series.style);
-  if (!path.empty()) svg += fmt::format("<path class=\"line\" d=\"{}\"/>\n", path);
+  if (const std::string band = band_path(series.band, axes); !band.empty()) {
+    svg += fmt::format("<path class=\"band\" d=\"{}\"/>\n", band);
+  }
+  if (const std::string path = line_path(series.line, axes); !path.empty()) {
+    svg += fmt::format("<path class=\"line\" d=\"{}\"/>\n", path);
+  }
   for (const PlotPoint& point : series.points) {
-    if (!axes.shows(point.y)) continue;
+    if (!axes.shows(point)) continue;
     const double x = axes.x(point.x), high = axes.y(point.y + point.error);
-    const double low = axes.y(axes.shows(point.y - point.error) ? point.y - point.error : point.y);
+    const double below = point.y - point.error;
+    const double low = axes.y(axes.y.shows(below) ? below : point.y);
     svg += fmt::format(
         "<g class=\"mark\"><title>{}</title><line class=\"bar\" x1=\"{:.1f}\" x2=\"{:.1f}\" "
         "y1=\"{:.1f}\" y2=\"{:.1f}\"/>{}</g>\n",
@@ -157,12 +211,31 @@ std::string escaped(const std::string& text) {
   return safe;
 }
 
-std::string to_svg(const Plot& plot) {
+std::vector<double> round_ticks(double low, double high) {
+  if (!(high > low)) high = low + 1;
+  constexpr double kFewest = 4;
+  const double rough = (high - low) / kFewest;
+  const double power = std::pow(10, std::floor(std::log10(rough)));
+  double every = power;
+  for (const double digit : {2.0, 5.0}) {
+    if (digit * power <= rough) every = digit * power;
+  }
+  std::vector<double> ticks;
+  const double first = std::floor(low / every);
+  for (double i = first; (i - 1) * every < high; ++i) ticks.push_back(i * every);
+  // The last one is the first that is not below `high`.
+  while (ticks.size() > 2 && ticks[ticks.size() - 2] >= high) ticks.pop_back();
+  return ticks;
+}
+
+std::string to_svg(const Plot& plot, std::optional<PlotSize> size) {
   const Axes axes = axes_of(plot);
+  const std::string sized =
+      size ? fmt::format("width=\"{}\" height=\"{}\" ", size->width, size->height) : "";
   std::string svg = fmt::format(
-      "<svg viewBox=\"0 0 {0} {1}\" role=\"img\" aria-labelledby=\"{2}-title {2}-desc\">\n"
+      "<svg {5}viewBox=\"0 0 {0} {1}\" role=\"img\" aria-labelledby=\"{2}-title {2}-desc\">\n"
       "<title id=\"{2}-title\">{3}</title>\n<desc id=\"{2}-desc\">{4}</desc>\n",
-      kWidth, kHeight, plot.id, escaped(plot.title), escaped(plot.description));
+      kWidth, kHeight, plot.id, escaped(plot.title), escaped(plot.description), sized);
   svg += grid(plot, axes);
   for (const PlotSeries& series : plot.series) svg += draw_series(series, axes);
   return svg + "</svg>\n";

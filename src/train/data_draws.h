@@ -11,7 +11,7 @@
 
 namespace qkv::data {
 
-enum class Decision : std::uint32_t { order, batches, prefix, cut, mask };
+enum class Decision : std::uint32_t { order, batches, prefix, cut, mask, study };
 
 class Draws {
  public:

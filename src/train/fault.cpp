@@ -81,7 +81,8 @@ std::string fault_of_backward(Model& model, const nn::Training& pass, const Grad
 
 std::string find_fault(Model& model, const FaultyStep& step) {
   Tape tape;
-  nn::Training pass{.seed = step.seed, .dtype = step.dtype, .statistics = kHealthStatistics};
+  nn::Training pass{
+      .seed = step.seed, .step = step.step, .dtype = step.dtype, .statistics = kHealthStatistics};
   const Tensor loss = model.loss(step.batch->input, step.batch->labels, {.training = &pass});
   {
     const TapePause pause;

@@ -11,6 +11,7 @@ namespace qkv {
 struct FaultyStep {
   const Batch* batch;
   std::uint64_t seed;  // of its dropout
+  std::int64_t step;   // its number
   DType dtype;         // of its residual stream
 };
 // Runs the step again, watching: "encoder.2.self head 5: its queries are not finite". The weights

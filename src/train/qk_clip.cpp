@@ -37,7 +37,7 @@ void scale_part(const Part& part, double factor, const Optimizer& optimizer) {
   device.copy(master, parameter);
 }
 
-void scale_head(const nn::MultiHeadAttention& layer, std::int64_t head, double factor,
+void scale_head(const nn::ProjectedAttention& layer, std::int64_t head, double factor,
                 const Optimizer& optimizer) {
   const nn::AttentionConfig& c = layer.config();
   const std::int64_t size = c.head_size;

@@ -142,7 +142,7 @@ struct Trainer::Run {
     for (int i = 0; i < config.accumulate; ++i) {
       const Batch& part = parts[static_cast<std::size_t>(i)];
       if (part.tokens == 0) continue;
-      nn::Training pass{.seed = seed_of(number, i), .dtype = config.dtype};
+      nn::Training pass{.seed = seed_of(number, i), .step = number, .dtype = config.dtype};
       if (i == 0 && watches) {
         pass.statistics = is_told && config.health ? kHealthStatistics : Statistics::max_logit;
       }
@@ -179,6 +179,7 @@ struct Trainer::Run {
     for (std::size_t i = 0; i < parts.size() && fault.empty(); ++i) {
       fault = find_fault(*model, {.batch = &parts[i],
                                   .seed = seed_of(number, static_cast<int>(i)),
+                                  .step = number,
                                   .dtype = config.dtype});
     }
     const auto newest = folder.newest();

@@ -49,7 +49,8 @@ std::vector<std::int64_t> some_ids(std::int64_t count, std::int64_t bound) {
 const std::vector<OpRow>& op_table() {
   static const std::vector<OpRow> table = [] {
     std::vector<OpRow> rows;
-    for (auto part : {view_rows, elementwise_rows, product_rows, layer_rows}) {
+    for (auto part :
+         {view_rows, elementwise_rows, product_rows, layer_rows, linear_attention_rows}) {
       for (OpRow& row : part()) rows.push_back(std::move(row));
     }
     return rows;

@@ -66,6 +66,7 @@ std::vector<OpRow> view_rows();
 std::vector<OpRow> elementwise_rows();
 std::vector<OpRow> product_rows();
 std::vector<OpRow> layer_rows();
+std::vector<OpRow> linear_attention_rows();
 
 // What dropout(x, rate, seed) multiplies element i by.
 double dropout_factor(std::int64_t i, double rate, std::uint64_t seed);

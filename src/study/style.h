@@ -1,17 +1,36 @@
-// The fixed text of the scaling study's page: its style sheet and its method.
+// The style sheets of the studies: of drawings, which can stand alone, and of pages.
 #pragma once
 
 namespace qkv::study {
 
 // Colours are chosen to be told apart by everyone (after Okabe and Ito), and each series has a
 // shape of its own.
-inline constexpr const char* kStyleSheet = R"css(
+inline constexpr const char* kDrawingStyle = R"css(
 :root { --paper: #fdfcf9; --ink: #1d1f21; --muted: #5f6368; --rule: #e3e0d8; --card: #ffffff;
-  --a: #b8450b; --b: #0b62a8; --c: #00755a; --off: #b00020; }
+  --a: #b8450b; --b: #0b62a8; --c: #00755a; --d: #8a3c78; --e: #7a5c00; --f: #55595e;
+  --off: #b00020; }
 @media (prefers-color-scheme: dark) {
   :root { --paper: #15171a; --ink: #e8e6e1; --muted: #a3a6aa; --rule: #33373c; --card: #1c1f23;
-    --a: #f59a5b; --b: #70b8f2; --c: #4fc9a4; --off: #ff8a94; }
+    --a: #f59a5b; --b: #70b8f2; --c: #4fc9a4; --d: #dd9ac9; --e: #e3c04d; --f: #b4b8bd;
+    --off: #ff8a94; }
 }
+svg text { font: 12px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
+  fill: var(--muted); }
+.grid { stroke: var(--rule); } .axis { stroke: var(--muted); }
+.line { fill: none; stroke-width: 1.75; opacity: .75; }
+.bar { stroke-width: 1.5; } .band { stroke: none; opacity: .16; }
+.mark:hover { opacity: .6; }
+.series-a { fill: var(--a); stroke: var(--a); } .series-b { fill: var(--b); stroke: var(--b); }
+.series-c { fill: var(--c); stroke: var(--c); } .series-d { fill: var(--d); stroke: var(--d); }
+.series-e { fill: var(--e); stroke: var(--e); } .series-f { fill: var(--f); stroke: var(--f); }
+.mark circle, .mark rect, .mark path { stroke: var(--card); stroke-width: 1; }
+.key { font-size: 14px; fill: var(--ink); } .paper { fill: var(--paper); }
+.key-a { fill: var(--a); } .key-b { fill: var(--b); } .key-c { fill: var(--c); }
+.key-d { fill: var(--d); } .key-e { fill: var(--e); } .key-f { fill: var(--f); }
+)css";
+
+// What a page has beyond its drawings.
+inline constexpr const char* kPageStyle = R"css(
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 17px/1.6 Charter, "Bitstream Charter", "Iowan Old Style", Georgia, serif; }
@@ -37,7 +56,8 @@ sub { font-size: .7em; line-height: 0; }
   font-size: .9rem; margin: 0 0 1rem; }
 .legend span[class^=series] { color: var(--ink); }
 .legend .series-a b { color: var(--a); } .legend .series-b b { color: var(--b); }
-.legend .series-c b { color: var(--c); }
+.legend .series-c b { color: var(--c); } .legend .series-d b { color: var(--d); }
+.legend .series-e b { color: var(--e); } .legend .series-f b { color: var(--f); }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr));
   gap: 22px; }
 figure { margin: 0; padding: 16px 16px 8px; background: var(--card);
@@ -46,15 +66,6 @@ figcaption { font-size: .85rem; color: var(--muted); margin-bottom: .4rem; }
 figcaption strong { color: var(--ink); display: block; font-size: .95rem; }
 figcaption strong::first-letter { text-transform: uppercase; }
 svg { display: block; width: 100%; height: auto; }
-svg text { font: 12px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
-  fill: var(--muted); }
-.grid { stroke: var(--rule); } .axis { stroke: var(--muted); }
-.line { fill: none; stroke-width: 1.75; opacity: .75; }
-.bar { stroke-width: 1.5; }
-.mark:hover { opacity: .6; }
-.series-a { fill: var(--a); stroke: var(--a); } .series-b { fill: var(--b); stroke: var(--b); }
-.series-c { fill: var(--c); stroke: var(--c); }
-.mark circle, .mark rect, .mark path { stroke: var(--card); stroke-width: 1; }
 .scroll { overflow-x: auto; margin: 0 0 2rem; }
 table { border-collapse: collapse; font-size: .78rem; font-variant-numeric: tabular-nums;
   line-height: 1.35; }
@@ -73,21 +84,5 @@ td.off { color: var(--off); } td.off b { display: block; }
   .findings li { grid-template-columns: 1fr; gap: .4rem; } }
 @media print { figure { break-inside: avoid; } body { font-size: 11pt; } }
 )css";
-
-inline constexpr const char* kMethod = R"html(
-<p>For each head size, the entries of q and k are drawn from a normal distribution of mean 0 and
-variance s², those of v and of the loss gradient at the output from one of variance 1. Every scale
-sees the same draws. A trial is one attention head over the given numbers of queries and keys;
-means and standard errors are over the trials, which are independent.</p>
-<p>Scores, weights and entropies are the statistics that <code>attention_forward</code> computes in
-its own pass; the gradients are those of <code>attention_backward</code>. The gradient at the scores
-is the gradient of an additive bias of zeros. Norms are per row (per key for K): the square root of
-the mean of their squares.</p>
-<p>The expected variance is scale² d<sub>k</sub> s⁴. The other expectations are Monte Carlo means in
-double precision that share no code with the attention kernels: given a query, its scores are
-scale · |q| · z with z normal, so a row of weights needs one length and n numbers; the gradients are
-averaged over v and the loss gradient in closed form. A value is marked when it differs from its
-expectation by more than four standard errors of the difference.</p>
-)html";
 
 }  // namespace qkv::study

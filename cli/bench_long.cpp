@@ -1,0 +1,302 @@
+// qkv bench long: exact attention and the three ways around its cost, by length.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "command.h"
+#include "core/check.h"
+#include "progress.h"
+#include "qkv/attention.h"
+#include "qkv/autograd.h"
+#include "qkv/cpu.h"
+#include "qkv/linear_attention.h"
+#include "qkv/ops.h"
+#include "qkv/random.h"
+#include "qkv/threads.h"
+#include "timing.h"
+
+namespace qkv::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct BenchLongOptions {
+  Common common;
+  std::vector<std::int64_t> lengths{1024, 2048, 4096, 8192, 16384};
+  std::int64_t heads = 8, head_size = 64, window = 512, length = 256, features = 256;
+  std::string dtype = "f32", target;
+  double limit = 20;  // seconds that one run may take
+  bool causal = false;
+};
+
+struct Inputs {
+  Tensor q, k, v, dout;
+  Tensor directions, e, f;
+};
+
+Inputs draw_inputs(const BenchLongOptions& o, std::int64_t length) {
+  const Device device = o.common.chosen_device();
+  const DType dtype = dtype_from_string(o.dtype);
+  Generator random(1);
+  const auto heads = [&] {
+    return to(random.uniform({1, o.heads, length, o.head_size}, -1.7f, 1.7f, dtype), device);
+  };
+  Inputs in{heads(), heads(), heads(), heads(), {}, {}, {}};
+  in.directions = to(orthogonal_directions(o.features, o.head_size, 1), device);
+  const float share = 1 / std::sqrt(static_cast<float>(length));
+  in.e = to(random.uniform({o.length, length}, -share, share, dtype), device);
+  in.f = to(random.uniform({o.length, length}, -share, share, dtype), device);
+  return in;
+}
+
+struct Method {
+  const char* name;
+  std::function<Tensor(const Inputs&)> run;
+};
+
+std::vector<Method> methods_of(const BenchLongOptions& o) {
+  const Mask causal = o.causal ? Mask::causal() : Mask();
+  std::vector<Method> methods;
+  methods.push_back(
+      {"exact", [=](const Inputs& in) { return attention(in.q, in.k, in.v, {.mask = causal}); }});
+  methods.push_back({"longformer", [=, half = o.window / 2](const Inputs& in) {
+                       return attention(in.q, in.k, in.v,
+                                        {.mask = causal & Mask::window(half, half)});
+                     }});
+  if (!o.causal) {
+    methods.push_back({"linformer", [](const Inputs& in) {
+                         return attention(in.q, matmul(in.e, in.k), matmul(in.f, in.v));
+                       }});
+  }
+  methods.push_back({"performer", [is_causal = o.causal](const Inputs& in) {
+                       return performer_attention(in.q, in.k, in.v, in.directions, {}, is_causal);
+                     }});
+  return methods;
+}
+
+// The most memory this process had since reset_peak(), in bytes; 0 where the system does not tell.
+std::size_t memory_of(const char* key) {
+  std::ifstream status("/proc/self/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (line.starts_with(key)) return std::stoull(line.substr(std::strlen(key))) * 1024;
+  }
+  return 0;
+}
+void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
+struct Cell {
+  double ms = 0;
+  std::size_t bytes = 0;  // beyond what was there before: result, gradients, working memory
+};
+
+Cell measure(const Method& method, const Inputs& in, bool backward, Device device) {
+  Contender contender;
+  Tensor y;
+  Gradients gradients;
+  contender.run = [&] {
+    if (backward) {
+      Tape tape;
+      gradients = tape.backward(method.run(in), in.dout);
+    } else {
+      y = method.run(in);
+    }
+    synchronize(device);
+  };
+  contender.after = [&] {
+    y = {};
+    gradients = {};
+  };
+  Cell cell;
+  if (device == kCpu) {
+    contender.after();
+    reset_peak();
+    const std::size_t before = memory_of("VmRSS:");
+    contender.run();
+    const std::size_t peak = memory_of("VmHWM:");
+    cell.bytes = peak > before ? peak - before : 0;
+    contender.after();
+  }
+  take_turns({&contender}, {.seconds = 0.3});
+  cell.ms = contender.timings.median();
+  return cell;
+}
+
+struct Row {
+  std::string method;
+  bool backward = false;
+  std::vector<std::optional<Cell>> cells{};  // by length; absent where a run would take too long
+};
+
+// How much longer each doubling takes, at most, from the third length on: before that, what does
+// not depend on the length still counts.
+double worst_growth(const Row& row, const std::vector<std::int64_t>& lengths) {
+  double worst = 0;
+  for (std::size_t i = 2; i < row.cells.size(); ++i) {
+    if (!row.cells[i] || !row.cells[i - 1] || lengths[i] != 2 * lengths[i - 1]) continue;
+    worst = std::max(worst, row.cells[i]->ms / row.cells[i - 1]->ms);
+  }
+  return worst;
+}
+
+// The first length from which on it is never slower than exact attention.
+std::optional<std::int64_t> crossing(const Row& row, const Row& exact,
+                                     const std::vector<std::int64_t>& lengths) {
+  std::optional<std::int64_t> from;
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (!row.cells[i]) continue;
+    const bool wins = !exact.cells[i] || row.cells[i]->ms < exact.cells[i]->ms;
+    if (wins && !from) from = lengths[i];
+    if (!wins) from.reset();
+  }
+  return from;
+}
+
+std::vector<Row> run_all(const BenchLongOptions& o) {
+  const std::vector<Method> methods = methods_of(o);
+  std::vector<Row> rows;
+  for (const bool backward : {false, true}) {
+    for (const Method& method : methods) rows.push_back({method.name, backward});
+  }
+  Progress progress("timing by length");
+  const int total = static_cast<int>(o.lengths.size() * rows.size());
+  int done = 0;
+  for (const std::int64_t length : o.lengths) {
+    const Inputs in = draw_inputs(o, length);
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      Row& row = rows[r];
+      // Exact attention takes four times as long at twice the length.
+      const bool stopped = !row.cells.empty() && !row.cells.back();
+      const bool too_long = !row.cells.empty() && row.cells.back() && row.method == "exact" &&
+                            row.cells.back()->ms * 4 > 1e3 * o.limit;
+      if (stopped || too_long) {
+        row.cells.emplace_back();
+      } else {
+        row.cells.emplace_back(
+            measure(methods[r % methods.size()], in, row.backward, o.common.chosen_device()));
+      }
+      progress.update(++done, total);
+    }
+  }
+  return rows;
+}
+
+Json report(const BenchLongOptions& o, const std::vector<Row>& rows) {
+  Json json{{"device", o.common.device}, {"target", cpu_target()},   {"threads", num_threads()},
+            {"heads", o.heads},          {"head_size", o.head_size}, {"dtype", o.dtype},
+            {"causal", o.causal},        {"window", o.window},       {"length", o.length},
+            {"features", o.features},    {"lengths", o.lengths}};
+  const std::size_t methods = rows.size() / 2;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    const Row& row = rows[r];
+    Json entry{{"method", row.method}, {"backward", row.backward}};
+    for (const auto& cell : row.cells) {
+      entry["ms"].push_back(cell ? Json(cell->ms) : Json());
+      entry["bytes"].push_back(cell ? Json(cell->bytes) : Json());
+    }
+    entry["growth"] = worst_growth(row, o.lengths);
+    if (row.method != "exact") {
+      const auto from = crossing(row, rows[r / methods * methods], o.lengths);
+      entry["beats_exact_from"] = from ? Json(*from) : Json();
+    }
+    json["rows"].push_back(entry);
+  }
+  return json;
+}
+
+void print_text(const BenchLongOptions& o, const std::vector<Row>& rows) {
+  fmt::print("1 x {} heads of {}, {}{}; window {}, {} projected rows, {} features\n", o.heads,
+             o.head_size, o.dtype, o.causal ? ", causal" : "", o.window, o.length, o.features);
+  if (o.common.device == "cpu") {
+    fmt::print("target {}, {} threads\n", cpu_target(), num_threads());
+  } else {
+    fmt::print("on {}\n", o.common.device);
+  }
+  const std::size_t methods = rows.size() / 2;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (r % methods == 0) {
+      fmt::print("\n{:<22}", rows[r].backward ? "forward + backward" : "forward");
+      for (const std::int64_t length : o.lengths) fmt::print("{:>11}", length);
+      fmt::print("   per doubling\n");
+    }
+    fmt::print("  {:<17}{:>3}", rows[r].method, "ms");
+    for (const auto& cell : rows[r].cells) {
+      fmt::print("{}", cell ? fmt::format("{:>11.2f}", cell->ms) : fmt::format("{:>11}", "-"));
+    }
+    fmt::print("{:>11.2f}\n", worst_growth(rows[r], o.lengths));
+    if (o.common.device != "cpu") continue;
+    fmt::print("  {:<17}{:>3}", "", "MB");
+    for (const auto& cell : rows[r].cells) {
+      fmt::print("{}", cell ? fmt::format("{:>11.1f}", static_cast<double>(cell->bytes) * 1e-6)
+                            : fmt::format("{:>11}", "-"));
+    }
+    fmt::print("\n");
+  }
+  fmt::print("\n");
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (rows[r].method == "exact") continue;
+    const auto from = crossing(rows[r], rows[r / methods * methods], o.lengths);
+    fmt::print("  {} ({}) {}\n", rows[r].method,
+               rows[r].backward ? "forward + backward" : "forward",
+               from ? fmt::format("beats exact attention from {} on", *from)
+                    : std::string("does not beat exact attention at these lengths"));
+  }
+}
+
+void run_bench_long(const BenchLongOptions& o) {
+  o.common.apply();
+  if (!o.target.empty()) set_cpu_target(o.target);
+  const std::vector<Row> rows = run_all(o);
+  if (o.common.json) {
+    fmt::print("{}\n", report(o, rows).dump(2));
+  } else {
+    print_text(o, rows);
+  }
+}
+
+}  // namespace
+
+void add_bench_long(CLI::App& bench, Job& job) {
+  CLI::App* command = bench.add_subcommand(
+      "long", "Time exact attention, Longformer, Linformer and Performer by length");
+  command->footer(examples("qkv bench long --lengths 1024,2048,4096,8192",
+                           "qkv bench long --causal --features 128 --dtype bf16 --json"));
+  const auto o = std::make_shared<BenchLongOptions>();
+  command->add_option("--lengths", o->lengths, "Lengths S, comma-separated; best doubled each time")
+      ->delimiter(',')
+      ->check(CLI::Range(16, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--heads", o->heads, "Heads")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command->add_option("--head-size", o->head_size, "Their size")
+      ->check(CLI::Range(1, 512))
+      ->capture_default_str();
+  command->add_option("--window", o->window, "Longformer: a query sees half of it on each side")
+      ->check(CLI::Range(2, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--length", o->length, "Linformer: rows keys and values are projected to")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--features", o->features, "Performer: random features")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  command->add_flag("--causal", o->causal, "Causal attention, which a Linformer cannot do");
+  command->add_option("--dtype", o->dtype, "Of queries, keys and values")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
+  command->add_option("--limit", o->limit, "Leave exact attention out where a run takes longer")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0.001, 1e6))
+      ->capture_default_str();
+  add_target(*command, o->target);
+  o->common.add_to(*command);
+  command->callback([&job, o] { job = [o] { run_bench_long(*o); }; });
+}
+
+}  // namespace qkv::cli
