@@ -76,6 +76,25 @@ class BenchModel(unittest.TestCase):
         self.assertIn("bert-base", run.stderr)
 
 
+class BenchLong(unittest.TestCase):
+    def test_reports_every_method_and_where_it_pays(self):
+        run = qkv("bench", "long", "--lengths", "32,64,128", "--heads", "2", "--head-size", "8",
+                  "--window", "16", "--length", "8", "--features", "16", "--json")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        report = json.loads(run.stdout)
+        self.assertEqual([row["method"] for row in report["rows"]],
+                         2 * ["exact", "longformer", "linformer", "performer"])
+        for row in report["rows"]:
+            self.assertEqual(len(row["ms"]), 3)
+            self.assertTrue(all(ms > 0 for ms in row["ms"]), row)
+
+    def test_causal_leaves_linformer_out(self):
+        run = qkv("bench", "long", "--lengths", "32", "--heads", "1", "--causal")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertNotIn("linformer ", run.stdout)
+        self.assertIn("performer", run.stdout)
+
+
 class Quantize(unittest.TestCase):
     def test_writes_a_folder_that_loads_and_verifies(self):
         golden = os.path.join(GOLDENS, "gpt2")
@@ -118,8 +137,8 @@ class Quantize(unittest.TestCase):
 
 class Usage(unittest.TestCase):
     def test_help_has_two_examples(self):
-        for command in ([], ["bench"], ["bench", "attention"], ["bench", "model"], ["study"],
-                        ["study", "scale"], ["inspect"], ["verify"], ["info"], ["help"],
+        for command in ([], ["bench"], ["bench", "attention"], ["bench", "model"], ["bench", "long"],
+                        ["study"], ["study", "scale"], ["study", "approx"], ["inspect"], ["verify"], ["info"], ["help"],
                         ["completion"], ["generate"], ["encode"], ["fill"], ["classify"],
                         ["quantize"], ["perplexity"]):
             run = qkv(*command, "--help")
