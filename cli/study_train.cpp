@@ -88,7 +88,7 @@ void add_study_train(CLI::App& study, Job& job) {
       ->capture_default_str();
   train->add_option("--seed", o->train.seed, "Seed of weights and batches")->capture_default_str();
   train->add_option("--seeds", o->train.seeds, "Runs of each scale, each with the next seed")
-      ->check(CLI::Range(1, 1000))
+      ->check(CLI::Range(1, 100))
       ->capture_default_str();
   train
       ->add_option("--text", o->train.text_file,

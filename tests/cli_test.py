@@ -138,7 +138,8 @@ class Quantize(unittest.TestCase):
 class Usage(unittest.TestCase):
     def test_help_has_two_examples(self):
         for command in ([], ["bench"], ["bench", "attention"], ["bench", "model"], ["bench", "long"],
-                        ["study"], ["study", "scale"], ["study", "approx"], ["inspect"], ["verify"], ["info"], ["help"],
+                        ["study"], ["study", "scale"], ["study", "approx"], ["study", "train"],
+                        ["study", "runs"], ["inspect"], ["verify"], ["info"], ["help"],
                         ["completion"], ["generate"], ["encode"], ["fill"], ["classify"],
                         ["quantize"], ["perplexity"]):
             run = qkv(*command, "--help")
@@ -170,7 +171,8 @@ class Usage(unittest.TestCase):
                           ["study", "scale", "--head-sizes", "4096"],
                           ["generate"], ["generate", "x", "--top-p", "2"], ["fill"], ["encode"],
                           ["generate", "x", "--beams", "0"], ["encode", "x", "--pool", "max"],
-                          ["study", "scale", "--input-variance", "-1"]):
+                          ["study", "scale", "--input-variance", "-1"],
+                          ["study", "train", "--steps", "1"], ["study", "runs"]):
             run = qkv(*arguments)
             self.assertEqual(run.returncode, 2, arguments)
             self.assertEqual(run.stdout, "", arguments)
@@ -256,6 +258,19 @@ class Study(unittest.TestCase):
         first, second, other = (qkv(*SMALL_STUDY, "--seed", seed).stdout for seed in "778")
         self.assertEqual(first, second)
         self.assertNotEqual(first, other)
+
+    def test_train_has_three_scales(self):
+        small = ["study", "train", "--steps", "4", "--batch", "2", "--head-size", "16"]
+        first, second = (qkv(*small, "--json", "--threads", n) for n in "12")
+        self.assertEqual(first.returncode, 0, first.stderr)
+        study, again = json.loads(first.stdout), json.loads(second.stdout)
+        self.assertEqual([s["name"] for s in study["scales"]], ["none", "1/sqrt(d_k)", "1/d_k"])
+        self.assertEqual(study["scales"], again["scales"])
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "report.html")
+            said = qkv(*small, "--out", path)
+            self.assertIn("findings", said.stdout)
+            self.assertTrue(open(path, encoding="utf-8").read().endswith("</html>\n"))
 
     def test_report_is_written_whole(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -96,6 +96,17 @@ class Train(unittest.TestCase):
         self.assertEqual(said.returncode, 0, said.stderr)
         self.assertEqual(len(said.stdout.splitlines()), 2)
 
+    def test_its_curves_are_drawn(self):
+        drawn = self.folder / "curves.svg"
+        said = qkv("study", "runs", self.whole, "--out", drawn, "--json")
+        self.assertEqual(said.returncode, 0, said.stderr)
+        curve = json.loads(said.stdout)["runs"][0]["curves"][0]
+        reports = [line for line in self.metrics(self.whole) if "loss" in line]
+        self.assertEqual(curve["loss"], [line["loss"] for line in reports])
+        self.assertEqual(curve["max_logit"],
+                         [max(h["max_logit"] for h in line["health"]) for line in reports])
+        self.assertTrue(drawn.read_text().startswith("<svg "))
+
     def test_killed_at_any_moment(self):
         draw = random.Random(1)
         start = time.monotonic()

@@ -68,7 +68,9 @@ Axes axes_of(const Plot& plot) {
     axes.y.low = std::floor(std::log10(smallest) - 0.05);
     axes.y.high = std::ceil(std::log10(largest) + 0.05);
   } else if (plot.y == PlotScale::linear) {
-    axes.y_ticks = round_ticks(std::min(0.0, smallest), largest);
+    // From 0, unless that would leave half of the drawing empty.
+    const bool is_high = smallest > largest / 2;
+    axes.y_ticks = round_ticks(is_high ? smallest : std::min(0.0, smallest), largest);
     axes.y.low = axes.y_ticks.front();
     axes.y.high = axes.y_ticks.back();
   } else {

@@ -21,7 +21,7 @@ void check_options(const TrainStudyOptions& o) {
         o.steps);
   check(o.reports >= 2 && o.reports <= 10000, "study train: reports must be 2 to 10000, got {}",
         o.reports);
-  check(o.seeds >= 1 && o.seeds <= 1000, "study train: seeds must be 1 to 1000, got {}", o.seeds);
+  check(o.seeds >= 1 && o.seeds <= 100, "study train: seeds must be 1 to 100, got {}", o.seeds);
   check(o.layers >= 1 && o.layers <= 64, "study train: layers must be 1 to 64, got {}", o.layers);
   check(o.heads >= 1 && o.heads <= 64, "study train: heads must be 1 to 64, got {}", o.heads);
   check(o.head_size >= 2 && o.head_size <= 1024 && o.head_size % 2 == 0,

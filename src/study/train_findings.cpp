@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "study/curves.h"
-#include "study/train_report.h"
 #include "study/words.h"
 
 namespace qkv {

@@ -1,8 +1,7 @@
 // The training study as text, JSON and one HTML page.
-#include "study/train_report.h"
-
 #include <fmt/format.h>
 
+#include "qkv/study.h"
 #include "qkv/version.h"
 #include "study/curves_report.h"
 #include "study/page.h"
@@ -30,26 +29,30 @@ std::string task_text(const TrainStudyOptions& o) {
                              : fmt::format("bytes of {} in rows of {}", o.text_file, o.length);
 }
 
-}  // namespace
-
-std::string describe(const TrainStudy& study) {
+std::string describe_model(const TrainStudy& study) {
   const TrainStudyOptions& o = study.options;
   const auto plural = [](std::int64_t count) { return count == 1 ? "" : "s"; };
+  return fmt::format("{} layer{} of {} head{}, d_k = {}, {} parameters", o.layers, plural(o.layers),
+                     o.heads, plural(o.heads), o.head_size, study.parameters);
+}
+
+std::string describe_runs(const TrainStudyOptions& o) {
   return fmt::format(
-      "{}; {} layer{} of {} head{}, d_k = {}, {} parameters; {} steps of {} rows, {} at {:g}, seed "
-      "{}{}",
-      task_text(o), o.layers, plural(o.layers), o.heads, plural(o.heads), o.head_size,
-      study.parameters, o.steps, o.batch, to_string(o.rule), o.lr, o.seed,
+      "{}: {} steps of {} rows, {} at {:g}, seed {}{}", task_text(o), o.steps, o.batch,
+      to_string(o.rule), o.lr, o.seed,
       o.seeds == 1 ? "" : fmt::format(" to {}", o.seed + static_cast<std::uint64_t>(o.seeds) - 1));
 }
 
+}  // namespace
 }  // namespace study
 
 std::string to_text(const TrainStudy& study) {
   return fmt::format(
-             "Why 1/sqrt(d_k)?  One model, trained with three scales on {}\n{}\nFirst report -> "
-             "last{}; guessing has loss {:.3f}. Curves of one quantity share their range.\n\n",
-             study::machine_text(study.target, study.threads), study::describe(study),
+             "Why 1/sqrt(d_k)?  One model, trained with three scales on {}\n{}\n{}\n"
+             "First report -> last{}; guessing has loss {:.3f}.\n"
+             "Curves of one quantity share their range.\n\n",
+             study::machine_text(study.target, study.threads), study::describe_model(study),
+             study::describe_runs(study.options),
              study.options.seeds > 1 ? " (smallest to largest of the seeds)" : "", study.guessing) +
          study::curves_text(study.groups) + study::findings_text(findings(study));
 }
@@ -93,9 +96,10 @@ std::string to_html(const TrainStudy& study) {
   std::string html = fmt::format(
       "<header>\n<h1>Why 1/√d<sub>k</sub>? Seen in training</h1>\n"
       "<p class=\"lead\">One small model, trained with three scales from the same weights on the "
-      "same batches by qkv {}.</p>\n<p class=\"muted\">{}; {}. Guessing has loss {:.3f}.</p>\n"
+      "same batches by qkv {}.</p>\n<p class=\"muted\">{}; {}; {}. Guessing has loss {:.3f}.</p>\n"
       "</header>\n",
-      kVersion, study::pretty(study::describe(study)),
+      kVersion, study::pretty(study::describe_model(study)),
+      study::pretty(study::describe_runs(study.options)),
       study::escaped(study::machine_text(study.target, study.threads)), study.guessing);
   std::vector<CurveGroup> named = study.groups;
   for (CurveGroup& group : named) group.name = "scale " + group.name;
