@@ -15,7 +15,7 @@ using nlohmann::json;
 using Lines = std::vector<std::string>;
 
 const json& recorded() {
-  static const json all = json::parse(std::ifstream(std::string(QKV_TEST_DATA) + "/bleu.json"));
+  static const json all = json::parse(std::ifstream(QKV_TEST_DATA "/bleu.json"));
   return all;
 }
 

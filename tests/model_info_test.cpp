@@ -47,7 +47,7 @@ TEST(ModelInfo, CharactersAreSymbols) {
 TEST(ModelInfo, LoadingTellsHowFarItIs) {
   std::vector<int> steps;
   int total = 0;
-  load_model(std::string(QKV_TEST_DATA) + "/goldens/gpt2",
+  load_model(QKV_TEST_DATA "/goldens/gpt2",
              {.progress = [&](int done, int all) { steps.push_back(done), total = all; }});
   ASSERT_FALSE(steps.empty());
   EXPECT_TRUE(std::is_sorted(steps.begin(), steps.end()));

@@ -7,7 +7,7 @@
 namespace qkv::test {
 
 inline std::string golden(const std::string& name) {
-  return std::string(QKV_TEST_DATA) + "/goldens/" + name;
+  return QKV_TEST_DATA "/goldens/" + name;
 }
 
 inline const std::vector<std::string> kGoldens{
