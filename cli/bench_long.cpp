@@ -2,22 +2,23 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <cstring>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "command.h"
 #include "core/check.h"
+#include "io/file.h"
 #include "progress.h"
 #include "qkv/attention.h"
 #include "qkv/autograd.h"
 #include "qkv/cpu.h"
 #include "qkv/linear_attention.h"
+#include "qkv/memory.h"
 #include "qkv/ops.h"
 #include "qkv/random.h"
 #include "qkv/threads.h"
+#include "study/page.h"
 #include "timing.h"
 
 namespace qkv::cli {
@@ -32,6 +33,7 @@ struct BenchLongOptions {
   std::string dtype = "f32", target;
   double limit = 20;  // seconds that one run may take
   bool causal = false;
+  std::string out;  // of a drawing
 };
 
 struct Inputs {
@@ -79,17 +81,6 @@ std::vector<Method> methods_of(const BenchLongOptions& o) {
   return methods;
 }
 
-// The most memory this process had since reset_peak(), in bytes; 0 where the system does not tell.
-std::size_t memory_of(const char* key) {
-  std::ifstream status("/proc/self/status");
-  std::string line;
-  while (std::getline(status, line)) {
-    if (line.starts_with(key)) return std::stoull(line.substr(std::strlen(key))) * 1024;
-  }
-  return 0;
-}
-void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
-
 struct Cell {
   double ms = 0;
   std::size_t bytes = 0;  // beyond what was there before: result, gradients, working memory
@@ -113,15 +104,15 @@ Cell measure(const Method& method, const Inputs& in, bool backward, Device devic
     gradients = {};
   };
   Cell cell;
-  if (device == kCpu) {
-    contender.after();
-    reset_peak();
-    const std::size_t before = memory_of("VmRSS:");
-    contender.run();
-    const std::size_t peak = memory_of("VmHWM:");
-    cell.bytes = peak > before ? peak - before : 0;
-    contender.after();
-  }
+  contender.run();  // what a device keeps from then on is not counted
+  contender.after();
+  synchronize(device);
+  reset_peak_memory(device);
+  const std::size_t before = memory_use(device).now;
+  contender.run();
+  const std::size_t peak = memory_use(device).peak;
+  cell.bytes = peak > before ? peak - before : 0;
+  contender.after();
   take_turns({&contender}, {.seconds = 0.3});
   cell.ms = contender.timings.median();
   return cell;
@@ -229,7 +220,6 @@ void print_text(const BenchLongOptions& o, const std::vector<Row>& rows) {
       fmt::print("{}", cell ? fmt::format("{:>11.2f}", cell->ms) : fmt::format("{:>11}", "-"));
     }
     fmt::print("{:>11.2f}\n", worst_growth(rows[r], o.lengths));
-    if (o.common.device != "cpu") continue;
     fmt::print("  {:<17}{:>3}", "", "MB");
     for (const auto& cell : rows[r].cells) {
       fmt::print("{}", cell ? fmt::format("{:>11.1f}", static_cast<double>(cell->bytes) * 1e-6)
@@ -248,10 +238,48 @@ void print_text(const BenchLongOptions& o, const std::vector<Row>& rows) {
   }
 }
 
+// Time by length, forward and with backward side by side, and the memory of both.
+std::string draw(const BenchLongOptions& o, const std::vector<Row>& rows) {
+  const std::size_t methods = rows.size() / 2;
+  std::vector<std::string> names;
+  for (std::size_t r = 0; r < methods; ++r) names.push_back(rows[r].method);
+  std::vector<study::Plot> plots;
+  const auto add = [&](bool backward, const char* title, const char* unit, auto value) {
+    study::Plot plot;
+    plot.id = fmt::format("plot{}", plots.size());
+    plot.title = fmt::format("{}, {} heads of {}, {}{} on {}", title, o.heads, o.head_size, o.dtype,
+                             o.causal ? ", causal" : "", o.common.device);
+    plot.x_label = "length S";
+    plot.y_label = unit;
+    plot.x_ticks.assign(o.lengths.begin(), o.lengths.end());
+    plot.y = study::PlotScale::logarithmic;
+    for (std::size_t r = 0; r < methods; ++r) {
+      const Row& row = rows[r + (backward ? methods : 0)];
+      study::PlotSeries series{study::kStyles[r % std::size(study::kStyles)].style, {}, {}, {}};
+      for (std::size_t i = 0; i < row.cells.size(); ++i) {
+        if (!row.cells[i]) continue;
+        const double x = static_cast<double>(o.lengths[i]), y = value(*row.cells[i]);
+        series.points.push_back(
+            {x, y, 0, fmt::format("{} at {}: {:.4g} {}", row.method, x, y, unit)});
+      }
+      series.line = series.points;
+      plot.series.push_back(std::move(series));
+    }
+    plots.push_back(std::move(plot));
+  };
+  const auto ms = [](const Cell& cell) { return cell.ms; };
+  add(false, "forward", "ms", ms);
+  add(true, "forward and backward", "ms", ms);
+  add(true, "memory, forward and backward", "MB",
+      [](const Cell& cell) { return static_cast<double>(cell.bytes) * 1e-6; });
+  return study::drawing(names, plots);
+}
+
 void run_bench_long(const BenchLongOptions& o) {
   o.common.apply();
   if (!o.target.empty()) set_cpu_target(o.target);
   const std::vector<Row> rows = run_all(o);
+  if (!o.out.empty()) write_file_atomically(o.out, draw(o, rows));
   if (o.common.json) {
     fmt::print("{}\n", report(o, rows).dump(2));
   } else {
@@ -264,11 +292,12 @@ void run_bench_long(const BenchLongOptions& o) {
 void add_bench_long(CLI::App& bench, Job& job) {
   CLI::App* command = bench.add_subcommand(
       "long", "Time exact attention, Longformer, Linformer and Performer by length");
-  command->footer(examples("qkv bench long --lengths 1024,2048,4096,8192",
+  command->footer(examples("qkv bench long --lengths 1024,2048,4096,8192 --out long.svg",
                            "qkv bench long --causal --features 128 --dtype bf16 --json"));
   const auto o = std::make_shared<BenchLongOptions>();
   command->add_option("--lengths", o->lengths, "Lengths S, comma-separated; best doubled each time")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(CLI::Range(16, 1 << 24))
       ->capture_default_str();
   command->add_option("--heads", o->heads, "Heads")
@@ -294,6 +323,8 @@ void add_bench_long(CLI::App& bench, Job& job) {
       ->type_name("SECONDS")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
+  command->add_option("--out", o->out, "Draw time and memory by length in this file")
+      ->type_name("FILE.svg");
   add_target(*command, o->target);
   o->common.add_to(*command);
   command->callback([&job, o] { job = [o] { run_bench_long(*o); }; });

@@ -14,6 +14,7 @@
 #include "qkv/optim.h"
 #include "qkv/random.h"
 #include "timing.h"
+#include "train/health.h"
 
 namespace qkv::cli {
 namespace {
@@ -70,6 +71,7 @@ double flops_of(Model& model, const BenchTrainOptions& o) {
 
 struct StepTimes {
   Timings forward, backward, optimizer, whole;
+  Timings quiet, told;  // steps in turns: without and with the health of the scores
 };
 
 StepTimes time_steps(Model& model, const BenchTrainOptions& o) {
@@ -79,26 +81,29 @@ StepTimes time_steps(Model& model, const BenchTrainOptions& o) {
   Optimizer optimizer(parameters, {.rule = optimizer_rule_from_string(o.rule), .clip_norm = 1});
   const Tensor ids = draw_ids(o, model.info().vocabulary, 1);
   const Tensor labels = draw_ids(o, model.info().vocabulary, 2);
-  nn::Training training;
-  training.dtype = o.dtype == "f32" ? DType::f32 : DType::bf16;
+  const nn::Training plain{.dtype = o.dtype == "f32" ? DType::f32 : DType::bf16};
   const auto now = [&](bool waits) {
     if (waits) synchronize(device);
     return std::chrono::steady_clock::now();
   };
   StepTimes times;
-  const auto step = [&](bool waits) {
+  const auto between = [](auto a, auto b) {
+    return std::chrono::duration<double, std::milli>(b - a).count();
+  };
+  const auto step = [&](bool waits, bool tells = false) {
     const auto begin = now(waits);
+    nn::Training training = plain;
+    if (tells) training.statistics = kHealthStatistics;
     Tape tape;
     const Tensor loss = model.loss({.ids = ids}, labels, {.training = &training});
     const auto forward = now(waits);
+    if (tells) watch_scores(tape, training);
     const Gradients gradients = tape.backward(loss);
     const auto backward = now(waits);
+    if (tells) head_health(training, gradients);
     optimizer.step(gradients);
     if (!waits) return;
     const auto end = now(true);
-    const auto between = [](auto a, auto b) {
-      return std::chrono::duration<double, std::milli>(b - a).count();
-    };
     times.forward.milliseconds.push_back(between(begin, forward));
     times.backward.milliseconds.push_back(between(forward, backward));
     times.optimizer.milliseconds.push_back(between(backward, end));
@@ -107,13 +112,19 @@ StepTimes time_steps(Model& model, const BenchTrainOptions& o) {
   for (int i = 0; i < 2; ++i) step(false);  // warm
   for (int i = 0; i < o.steps; ++i) {
     step(true);
-    progress.update(i + 1, 2 * o.steps);
+    progress.update(i + 1, 4 * o.steps);
   }
   // As in training, nobody waits between steps: what the parts leave idle is used.
   const auto begin = now(true);
   for (int i = 0; i < o.steps; ++i) step(false);
-  const double all = std::chrono::duration<double, std::milli>(now(true) - begin).count();
-  times.whole.milliseconds.push_back(all / o.steps);
+  times.whole.milliseconds.push_back(between(begin, now(true)) / o.steps);
+  for (int i = 0; i < 2 * o.steps; ++i) {
+    const bool tells = i % 2 != 0;
+    const auto start = now(true);
+    step(false, tells);
+    (tells ? times.told : times.quiet).milliseconds.push_back(between(start, now(true)));
+    progress.update(2 * o.steps + i + 1, 4 * o.steps);
+  }
   return times;
 }
 
@@ -147,6 +158,8 @@ void print_text(const nlohmann::ordered_json& r) {
   }
   fmt::print("  {:<10}{:>10.2f} ms{:>14.0f} tokens/s\n", "step", r["step_ms"].get<double>(),
              r["tokens_per_s"].get<double>());
+  fmt::print("  {:<10}{:>10.2f} ms{:>+13.1f} % for a step that reports the health of the scores\n",
+             "health", r["health_ms"].get<double>(), 100 * r["health_cost"].get<double>());
   fmt::print("\n  {:.1f} TFLOP/s, {:.0f}% of a large product's {:.1f}\n", r["tflops"].get<double>(),
              100 * r["share_of_peak"].get<double>(), r["peak_tflops"].get<double>());
 }
@@ -177,6 +190,8 @@ void run_bench_train(const BenchTrainOptions& o) {
       {"backward_ms", times.backward.median()},
       {"optimizer_ms", times.optimizer.median()},
       {"step_ms", ms},
+      {"health_ms", times.told.median()},
+      {"health_cost", times.told.median() / times.quiet.median() - 1},
       {"tokens_per_s", 1e3 * static_cast<double>(o.batch * o.length) / ms},
       {"tflops", 1e-12 * flops},
       {"peak_tflops", 1e-12 * peak},

@@ -77,6 +77,7 @@ void add_selection(CLI::App& command, LookCommand& c) {
       ->check(CLI::Range(0, 1 << 14));
   command.add_option("--row", c.selection.rows, "Only these rows, comma-separated")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(CLI::Range(0, 1 << 30));
 }
 

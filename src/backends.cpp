@@ -11,5 +11,7 @@ Backend& backend(Device device) {
 }
 
 void synchronize(Device device) { backend(device).synchronize(); }
+MemoryUse memory_use(Device device) { return backend(device).memory_use(); }
+void reset_peak_memory(Device device) { backend(device).reset_peak_memory(); }
 
 }  // namespace qkv

@@ -68,7 +68,7 @@ class Completion(unittest.TestCase):
     def test_bash_completes_commands_and_options(self):
         self.assertEqual(self.complete("insp"), ["inspect"])
         self.assertIn("completion", self.complete(""))
-        self.assertEqual(self.complete("bench", ""), ["attention", "model", "tokenizer", "train"])
+        self.assertEqual(self.complete("bench", ""), ["attention", "long", "model", "tokenizer", "train"])
         self.assertEqual(self.complete("bench", "model", "--tok"), ["--tokens"])
         self.assertIn("--help", self.complete("info", "--"))
 

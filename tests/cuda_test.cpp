@@ -52,6 +52,22 @@ TEST_F(Cuda, CopiesBetweenEveryDtypeAndLayout) {
   }
 }
 
+TEST_F(Cuda, TellsWhatItsTensorsHold) {
+  synchronize(kGpu);
+  reset_peak_memory(kGpu);
+  const MemoryUse before = memory_use(kGpu);
+  constexpr std::size_t kBytes = 64 << 20;
+  {
+    const Tensor held = Tensor::zeros({kBytes}, {DType::u8, kGpu});
+    EXPECT_EQ(memory_use(kGpu).now, before.now + kBytes);
+  }
+  synchronize(kGpu);
+  EXPECT_EQ(memory_use(kGpu).now, before.now);
+  EXPECT_EQ(memory_use(kGpu).peak, before.now + kBytes);
+  reset_peak_memory(kGpu);
+  EXPECT_EQ(memory_use(kGpu).peak, before.now);
+}
+
 TEST_F(Cuda, RunsOutOfMemoryWithAnErrorAndGoesOn) {
   EXPECT_ERROR("out of memory", Tensor::empty({std::int64_t{1} << 46}, {DType::u8, kGpu}));
   const Tensor x = Tensor::full({1000}, 3, {DType::f32, kGpu});

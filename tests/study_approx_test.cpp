@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "expect_error.h"
+#include "support/html_check.h"
 
 namespace qkv {
 namespace {
@@ -21,7 +22,7 @@ ModelInput some_input() {
 
 std::unique_ptr<Model> some_model() {
   std::unique_ptr<Model> model = make_model(kConfig, 2);
-  nn::initialize(*model, 2, {.deviation = 0.2f});
+  nn::initialize(*model, 2, {.deviation = 0.1f});
   return model;
 }
 
@@ -54,6 +55,9 @@ TEST(ApproxStudy, LosesNothingWhereNothingIsLeftOut) {
   }
   EXPECT_NE(to_text(study).find("performer"), std::string::npos);
   EXPECT_NE(to_json(study).find("\"output_error\""), std::string::npos);
+  const std::string svg = to_svg(study);
+  testing::expect_well_formed(svg);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
 }
 
 TEST(ApproxStudy, TakesOneSequence) {

@@ -193,7 +193,7 @@ TEST(StudyTrain, SameSeedSameCurvesAtAnyNumberOfThreads) {
 
 TEST(StudyTrain, LearnsToRecall) {
   TrainStudyOptions o;
-  o.steps = 60;
+  o.steps = 150;
   o.layers = 1;
   o.head_size = 32;
   o.pairs = 2;

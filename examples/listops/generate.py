@@ -7,13 +7,18 @@ is the label. Writes train.tsv, valid.tsv, test.tsv (text, tab, label) and token
 whose tokens are whole words. The same seed gives the same files; no expression appears twice.
 """
 import argparse
+import itertools
 import json
+import multiprocessing
 import pathlib
 import random
 
 OPERATORS = ["[MIN", "[MAX", "[MED", "[SM"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 EXPRESSION_SHARE = 0.25  # of the arguments, the others are digits
+
+
+CHUNK = 500  # expressions drawn from one seed: chunks are made side by side, in any order
 
 
 class TooLong(Exception):
@@ -58,6 +63,12 @@ def expression(draw, options):
             return " ".join(tokens), value
 
 
+def expressions(task):
+    options, chunk = task
+    draw = random.Random(f"{options.seed} {chunk}")
+    return [expression(draw, options) for _ in range(CHUNK)]
+
+
 def tokenizer():
     words = SPECIAL + OPERATORS + ["]"] + [str(digit) for digit in range(10)]
     ids = {word: i for i, word in enumerate(words)}
@@ -92,19 +103,22 @@ def main():
     parser.add_argument("--max-arguments", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    draw = random.Random(options.seed)
     (options.out / "tokenizer").mkdir(parents=True, exist_ok=True)
     (options.out / "tokenizer" / "tokenizer.json").write_text(json.dumps(tokenizer(), indent=1))
     seen = set()
-    for split in ("train", "valid", "test"):
-        with open(options.out / f"{split}.tsv", "w", encoding="utf-8") as file:
-            for _ in range(getattr(options, split)):
-                text, value = expression(draw, options)
-                while text in seen:
-                    text, value = expression(draw, options)
-                seen.add(text)
-                file.write(f"{text}\t{value}\n")
-        print(f"{options.out / split}.tsv: {getattr(options, split)} expressions")
+    with multiprocessing.Pool() as pool:
+        seeds = ((options, chunk) for chunk in itertools.count())
+        for split in ("train", "valid", "test"):
+            count = getattr(options, split)
+            chunks = itertools.islice(seeds, -(-count // CHUNK))
+            lines = itertools.chain.from_iterable(pool.imap(expressions, chunks))
+            with open(options.out / f"{split}.tsv", "w", encoding="utf-8") as file:
+                for text, value in itertools.islice(lines, count):
+                    if text in seen:
+                        raise SystemExit(f"an expression appears twice, try another seed: {text}")
+                    seen.add(text)
+                    file.write(f"{text}\t{value}\n")
+            print(f"{options.out / split}.tsv: {count} expressions", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@
 #include "qkv/generate.h"
 #include "qkv/linear_attention.h"
 #include "qkv/long_attention.h"
+#include "qkv/memory.h"
 #include "qkv/models/model.h"
 #include "qkv/models/perplexity.h"
 #include "qkv/nn.h"

@@ -44,5 +44,6 @@ ApproxStudy study_approx(const Model& model, const ModelInput& input,
 
 std::string to_text(const ApproxStudy& study);  // means over heads, and the worst head
 std::string to_json(const ApproxStudy& study);  // everything
+std::string to_svg(const ApproxStudy& study);   // error against cost, and against features
 
 }  // namespace qkv

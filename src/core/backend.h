@@ -8,6 +8,7 @@
 #include "core/attention_problem.h"
 #include "core/feature_problem.h"
 #include "core/op_problems.h"
+#include "qkv/memory.h"
 #include "qkv/tensor.h"
 
 namespace qkv {
@@ -17,6 +18,8 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual void synchronize() {}
+  virtual MemoryUse memory_use() = 0;
+  virtual void reset_peak_memory() = 0;
   // Throws Error when there is not enough memory. The bytes are 64-byte aligned.
   virtual std::shared_ptr<Storage> allocate(std::size_t bytes) = 0;
   virtual void fill(Tensor& x, double value) = 0;

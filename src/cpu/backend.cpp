@@ -7,6 +7,7 @@
 #include "core/dispatch.h"
 #include "cpu/kernels.h"
 #include "cpu/linear_kernels.h"
+#include "cpu/memory.h"
 
 namespace qkv {
 namespace {
@@ -15,6 +16,8 @@ constexpr std::size_t kAlignment = 64;  // one cache line, one AVX-512 register
 
 class CpuBackend final : public Backend {
  public:
+  MemoryUse memory_use() override { return cpu::memory_use(); }
+  void reset_peak_memory() override { cpu::reset_peak_memory(); }
   std::shared_ptr<Storage> allocate(std::size_t bytes) override {
     const std::size_t rounded =
         (std::max<std::size_t>(bytes, 1) + kAlignment - 1) & ~(kAlignment - 1);

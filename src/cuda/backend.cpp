@@ -25,6 +25,12 @@ void* take(std::size_t bytes, cudaStream_t stream, const char* what) {
   return data;
 }
 
+cudaMemPool_t pool_of(int index) {
+  cudaMemPool_t pool = nullptr;
+  check_cuda(cudaDeviceGetDefaultMemPool(&pool, index), "cuda");
+  return pool;
+}
+
 void release(void* data, void* backend) {
   // Errors here mean that the process is going down and the driver with it.
   static_cast<void>(cudaFreeAsync(data, static_cast<CudaBackend*>(backend)->stream()));
@@ -97,10 +103,9 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   check_cuda(cudaSetDevice(index), "cuda");
   check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cuda");
   // What was freed stays with the process: asking the driver again costs more than a kernel.
-  cudaMemPool_t pool = nullptr;
-  check_cuda(cudaDeviceGetDefaultMemPool(&pool, index), "cuda");
   std::uint64_t everything = UINT64_MAX;
-  check_cuda(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything), "cuda");
+  check_cuda(
+      cudaMemPoolSetAttribute(pool_of(index), cudaMemPoolAttrReleaseThreshold, &everything), "cuda");
   outbox_ = std::make_unique<Outbox>();
 }
 
@@ -111,15 +116,31 @@ cudaStream_t CudaBackend::stream() const {
 
 void CudaBackend::synchronize() { check_cuda(cudaStreamSynchronize(stream()), "synchronize"); }
 
+MemoryUse CudaBackend::memory_use() {
+  MemoryUse use;
+  std::uint64_t bytes = 0;
+  check_cuda(cudaMemPoolGetAttribute(pool_of(index_), cudaMemPoolAttrUsedMemCurrent, &bytes),
+             "memory_use");
+  use.now = bytes;
+  check_cuda(cudaMemPoolGetAttribute(pool_of(index_), cudaMemPoolAttrUsedMemHigh, &bytes),
+             "memory_use");
+  use.peak = bytes;
+  return use;
+}
+
+void CudaBackend::reset_peak_memory() {
+  std::uint64_t zero = 0;  // the pool starts again from what is in use
+  check_cuda(cudaMemPoolSetAttribute(pool_of(index_), cudaMemPoolAttrUsedMemHigh, &zero),
+             "reset_peak_memory");
+}
+
 std::shared_ptr<Storage> CudaBackend::allocate(std::size_t bytes) {
   const std::size_t asked = bytes > 0 ? bytes : 1;
   void* data = take(asked, stream(), "allocate");
   if (data == nullptr) {
     // The pool may hold freed memory in pieces that do not fit: give them back and try again.
-    cudaMemPool_t pool = nullptr;
-    check_cuda(cudaDeviceGetDefaultMemPool(&pool, index_), "allocate");
     check_cuda(cudaStreamSynchronize(stream_), "allocate");
-    check_cuda(cudaMemPoolTrimTo(pool, 0), "allocate");
+    check_cuda(cudaMemPoolTrimTo(pool_of(index_), 0), "allocate");
     data = take(asked, stream_, "allocate");
   }
   if (data == nullptr) {

@@ -24,6 +24,8 @@ class CudaBackend final : public Backend {
   CudaBackend& operator=(const CudaBackend&) = delete;
 
   void synchronize() override;
+  MemoryUse memory_use() override;
+  void reset_peak_memory() override;
   std::shared_ptr<Storage> allocate(std::size_t bytes) override;
   void fill(Tensor& x, double value) override;
   void copy(const Tensor& from, Tensor& to) override;

@@ -81,21 +81,6 @@ nlohmann::ordered_json number(double value) {
   return value;
 }
 
-std::string standalone_legend(const std::vector<CurveGroup>& groups, double y) {
-  constexpr double kFirst = 62, kCharacter = 7.2, kGap = 40;
-  std::string svg;
-  double x = kFirst;
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    const PlotStyle& style = kStyles[i % std::size(kStyles)];
-    svg += fmt::format(
-        "<text class=\"key\" x=\"{:.0f}\" y=\"{:.0f}\"><tspan class=\"key-{}\">{}</tspan> "
-        "{}</text>\n",
-        x, y, style.style, style.shape, escaped(groups[i].name));
-    x += kGap + kCharacter * static_cast<double>(groups[i].name.size());
-  }
-  return svg;
-}
-
 }  // namespace
 
 std::string curves_text(const std::vector<CurveGroup>& groups) {
@@ -155,22 +140,13 @@ std::string curves_html(const std::vector<CurveGroup>& groups) {
 
 std::string curves_svg(const std::vector<CurveGroup>& groups,
                        const std::vector<std::string>& keys) {
-  constexpr double kPanel = 520, kHeight = 330, kHead = 34;
-  std::string panels;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
+  std::vector<Plot> plots;
+  for (const std::string& key : keys) {
     for (const CurveColumn& column : kCurveColumns) {
-      if (column.key != keys[i]) continue;
-      panels += fmt::format("<g transform=\"translate({} {})\">\n{}</g>\n",
-                            kPanel * static_cast<double>(i), kHead,
-                            to_svg(curve_plot(groups, column), PlotSize{kPanel, kHeight}));
+      if (column.key == key) plots.push_back(curve_plot(groups, column));
     }
   }
-  const double width = kPanel * static_cast<double>(keys.size()), height = kHeight + kHead;
-  return fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
-      "height=\"{1}\">\n<style>{2}</style>\n<rect width=\"100%\" height=\"100%\" "
-      "class=\"paper\"/>\n{3}{4}</svg>\n",
-      width, height, kDrawingStyle, standalone_legend(groups, 22), panels);
+  return drawing(names_of(groups), plots);
 }
 
 }  // namespace qkv::study

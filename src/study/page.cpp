@@ -63,6 +63,34 @@ std::string figure(const Plot& plot, const std::string& caption) {
                      pretty(plot.title), caption, to_svg(plot));
 }
 
+std::string drawing(const std::vector<std::string>& names, const std::vector<Plot>& plots) {
+  constexpr double kPanel = 520, kHeight = 330, kHead = 34, kTitle = 22, kBaseline = 22;
+  constexpr double kFirst = 62, kCharacter = 7.2, kGap = 40;
+  std::string keys, panels;
+  double x = kFirst;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const PlotStyle& style = kStyles[i % std::size(kStyles)];
+    keys += fmt::format(
+        "<text class=\"key\" x=\"{:.0f}\" y=\"{:.0f}\"><tspan class=\"key-{}\">{}</tspan> "
+        "{}</text>\n",
+        x, kBaseline, style.style, style.shape, escaped(names[i]));
+    x += kGap + kCharacter * static_cast<double>(names[i].size());
+  }
+  for (std::size_t i = 0; i < plots.size(); ++i) {
+    panels += fmt::format(
+        "<g transform=\"translate({} {})\">\n<text x=\"{}\" y=\"12\">{}</text>\n"
+        "<g transform=\"translate(0 {})\">\n{}</g></g>\n",
+        kPanel * static_cast<double>(i), kHead, kFirst, escaped(plots[i].title), kTitle,
+        to_svg(plots[i], PlotSize{kPanel, kHeight}));
+  }
+  const double width = kPanel * static_cast<double>(plots.size());
+  return fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
+      "height=\"{1}\">\n<style>{2}</style>\n<rect width=\"100%\" height=\"100%\" "
+      "class=\"paper\"/>\n{3}{4}</svg>\n",
+      width, kHead + kTitle + kHeight, kDrawingStyle, keys, panels);
+}
+
 std::string machine_text(const std::string& target, int threads) {
   return fmt::format("{} with {} thread{}", target, threads, threads == 1 ? "" : "s");
 }

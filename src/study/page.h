@@ -17,6 +17,8 @@ std::string findings_html(const std::vector<Finding>& findings);
 // What each series is called, in the order of kStyles; `note` (HTML) says what marks and lines are.
 std::string legend(const std::vector<std::string>& names, const std::string& note);
 std::string figure(const Plot& plot, const std::string& caption);
+// An SVG file: the plots side by side below the names of their series, in the order of kStyles.
+std::string drawing(const std::vector<std::string>& names, const std::vector<Plot>& plots);
 // "AVX2 with 2 threads"
 std::string machine_text(const std::string& target, int threads);
 

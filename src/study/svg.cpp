@@ -101,6 +101,13 @@ std::string label_text(const std::string& text) {
   return at == std::string::npos ? safe : safe.replace(at, plain.size(), index);
 }
 
+// Lengths up to a million do not fit beside each other: 64k.
+std::string tick_text(double tick, double largest) {
+  constexpr double kKilo = 1024, kMega = kKilo * kKilo, kLong = 9999;
+  if (largest <= kLong || std::fmod(tick, kKilo) != 0) return fmt::format("{:g}", tick);
+  return tick < kMega ? fmt::format("{:g}k", tick / kKilo) : fmt::format("{:g}M", tick / kMega);
+}
+
 std::string grid(const Plot& plot, const Axes& axes) {
   std::string svg;
   if (plot.y == PlotScale::logarithmic) {
@@ -119,8 +126,9 @@ std::string grid(const Plot& plot, const Axes& axes) {
     const double x = axes.x(tick);
     svg += fmt::format(
         "<line class=\"axis\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" y2=\"{2:.1f}\"/>"
-        "<text class=\"tick\" x=\"{0:.1f}\" y=\"{3:.1f}\" text-anchor=\"middle\">{4:g}</text>\n",
-        x, kHeight - kBottom, kHeight - kBottom + 5, kHeight - kBottom + 19, tick);
+        "<text class=\"tick\" x=\"{0:.1f}\" y=\"{3:.1f}\" text-anchor=\"middle\">{4}</text>\n",
+        x, kHeight - kBottom, kHeight - kBottom + 5, kHeight - kBottom + 19,
+        tick_text(tick, *std::max_element(plot.x_ticks.begin(), plot.x_ticks.end())));
   }
   const double middle = (kTop + kHeight - kBottom) / 2;
   svg += fmt::format(
