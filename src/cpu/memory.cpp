@@ -1,7 +1,11 @@
 #include "cpu/memory.h"
 
+#include <cstdlib>
 #include <fstream>
 #include <string>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 namespace qkv::cpu {
 
@@ -17,6 +21,11 @@ MemoryUse memory_use() {
   return use;
 }
 
-void reset_peak_memory() { std::ofstream("/proc/self/clear_refs") << "5"; }
+void reset_peak_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);  // what was freed and kept for later would be used again without being seen
+#endif
+  std::ofstream("/proc/self/clear_refs") << "5";
+}
 
 }  // namespace qkv::cpu
