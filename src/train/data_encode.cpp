@@ -90,9 +90,11 @@ std::string Encoder::key() const {
 
 TokenPart Encoder::encode(const TextFile& file, const TextChunk& chunk) const {
   const std::size_t valid = text::valid_utf8_prefix(chunk.text);
-  check(valid == chunk.text.size(),
-        "{}: the bytes from {} on are no UTF-8; convert the file, as with iconv -t utf-8",
-        file.where(chunk.text.data() + valid), file.offset(chunk.text.data() + valid));
+  // Where a place is takes all lines before it to count: only for an error.
+  if (valid != chunk.text.size()) {
+    fail("{}: the bytes from {} on are no UTF-8; convert the file, as with iconv -t utf-8",
+         file.where(chunk.text.data() + valid), file.offset(chunk.text.data() + valid));
+  }
   TokenPart part;
   const auto document = [&](std::string_view text) { add_document(text, true, true, part); };
   if (is_pairs() || is_labelled()) {
@@ -132,7 +134,7 @@ void Encoder::add_line(const Line& line, TokenPart& part) const {
   if (is_labelled()) {
     const auto it = std::ranges::find(model_.labels, target);
     record.label = it != model_.labels.end() ? static_cast<std::int32_t>(it - model_.labels.begin())
-                                             : label(target, where());
+                                             : label(target, line);
   }
   const Ids ids = side(source);
   add_ids(ids, part);
@@ -147,13 +149,14 @@ void Encoder::add_line(const Line& line, TokenPart& part) const {
 }
 
 // A number, where the label is none of the names.
-std::int32_t Encoder::label(std::string_view name, const std::string& where) const {
+std::int32_t Encoder::label(std::string_view name, const Line& line) const {
   std::int32_t value = -1;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), value);
   const bool is_number = error == std::errc() && end == name.data() + name.size();
-  check(is_number && value >= 0 && value < model_.classes,
-        "{}: the model has no label '{}'; it has {}", where, shown_name(name),
-        joined_labels(model_));
+  if (!is_number || value < 0 || value >= model_.classes) {
+    fail("{}: the model has no label '{}'; it has {}", line.file.where(line.text.data()),
+         shown_name(name), joined_labels(model_));
+  }
   return value;
 }
 

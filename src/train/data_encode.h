@@ -31,7 +31,7 @@ class Encoder {
   void add_document(std::string_view text, bool begins, bool ends, TokenPart& part) const;
   void add_ids(const Ids& ids, TokenPart& part) const;
   Ids side(std::string_view text) const;  // of a pair, or the text that has a label
-  std::int32_t label(std::string_view name, const std::string& where) const;
+  std::int32_t label(std::string_view name, const Line& line) const;
   bool is_pairs() const { return options_.task == Task::sequence_to_sequence; }
   bool is_labelled() const { return options_.task == Task::classification; }
 
