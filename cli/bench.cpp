@@ -26,6 +26,7 @@ struct BenchOptions {
   Common common;
   BenchCase bench;
   std::string shape = "1,12,12,512,512,64", mask = "full", dtype = "f32", target;
+  std::string statistics;  // none when empty
   std::int64_t value_size = 0;  // 0 = D
   int repeat = 0;
   bool no_baseline = false, why = false;
@@ -104,7 +105,7 @@ BenchResult run_bench(const BenchCase& bench, int repeat, bool with_baseline, De
   const Inputs in = draw_inputs(bench, device);
   AttentionOptions options;
   options.mask = bench.mask;
-  if (bench.statistics) options.statistics = Statistics::all;
+  options.statistics = bench.statistics;
 
   Contender ours, baseline;
   // The result of one run is freed while the next is not timed.
@@ -178,7 +179,7 @@ nlohmann::ordered_json report(const BenchOptions& options, const BenchResult& re
       {"dtype", to_string(b.dtype)},
       {"mask", options.mask},
       {"backward", b.backward},
-      {"statistics", b.statistics},
+      {"statistics", b.statistics != Statistics::none},
       {"device", options.common.device},
       {"target", options.common.device == "cpu" ? cpu_target() : "cuda"},
       {"kernel", b.backward ? result.kernels.backward : result.kernels.forward},
@@ -206,7 +207,7 @@ void print_text(const BenchOptions& options, const BenchResult& result) {
              b.backward ? "backward" : "forward", b.batch, b.heads, b.key_heads, b.queries, b.keys,
              b.head_size, b.value_size);
   fmt::print("{}, mask {}{}, ", to_string(b.dtype), options.mask,
-             b.statistics ? ", all statistics" : "");
+             options.statistics.empty() ? "" : ", statistics: " + options.statistics);
   if (options.common.device == "cpu") {
     fmt::print("target {}, {} thread{}\n\n", cpu_target(), num_threads(),
                num_threads() == 1 ? "" : "s");
@@ -260,6 +261,7 @@ void resolve(BenchOptions& options) {
   BenchCase& bench = options.bench;
   parse_shape(options.shape, bench);
   parse_mask(options.mask, bench);
+  parse_statistics(options.statistics, bench);
   bench.dtype = dtype_from_string(options.dtype);
   if (options.value_size > 0) bench.value_size = options.value_size;
 }
@@ -285,7 +287,8 @@ void add_bench(CLI::App& app, Job& job) {
       ->capture_default_str();
   attention->add_option("--mask", o->mask, "full, causal or window:L,R")->capture_default_str();
   attention->add_flag("--backward", o->bench.backward, "Time the backward pass alone");
-  attention->add_flag("--statistics", o->bench.statistics, "Ask for all statistics");
+  attention->add_flag("--statistics{all}", o->statistics,
+                      "Ask for all statistics, or for those named: --statistics=max_logit,entropy");
   add_target(*attention, o->target);
   attention->add_option("--repeat", o->repeat, "Timed runs (default: half a second's worth)")
       ->check(CLI::Range(1, 1000000));

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <vector>
 
 namespace qkv::cli {
@@ -83,6 +84,25 @@ void parse_mask(const std::string& text, BenchCase& bench) {
           "--mask", "expected full, causal or window:L,R (-1 = unbounded), got '" + text + "'");
     }
     bench.mask = Mask::window(values[0], values[1]);
+  }
+}
+
+void parse_statistics(const std::string& text, BenchCase& bench) {
+  using enum Statistics;
+  static const std::map<std::string, Statistics> known{
+      {"all", all},         {"max_logit", max_logit}, {"score_moments", score_moments},
+      {"entropy", entropy}, {"received", received},   {"top_weight", top_weight}};
+  if (text.empty()) return;
+  for (const std::string& name : CLI::detail::split(text, ',')) {
+    const auto found = known.find(name);
+    if (found == known.end()) {
+      throw CLI::ValidationError(
+          "--statistics",
+          "expected all or some of max_logit,score_moments,entropy,top_weight,received, "
+          "got '" +
+              name + "'");
+    }
+    bench.statistics = bench.statistics | found->second;
   }
 }
 

@@ -14,7 +14,7 @@ struct BenchCase {
   DType dtype = DType::f32;
   Mask mask{};
   bool backward = false;
-  bool statistics = false;
+  Statistics statistics = Statistics::none;
 
   std::int64_t group() const { return heads / key_heads; }
   // Key position of query i: the last query stands at the last key.
@@ -33,8 +33,10 @@ struct BenchCase {
   bool is_decode() const { return queries <= 16 && keys >= 8 * queries; }
 };
 
-// "B,H,Hk,Sq,Sk,D"; "full", "causal" or "window:L,R". Both throw CLI::ValidationError.
+// "B,H,Hk,Sq,Sk,D"; "full", "causal" or "window:L,R"; names of statistics, comma-separated, or
+// "all". They throw CLI::ValidationError.
 void parse_shape(const std::string& text, BenchCase& bench);
 void parse_mask(const std::string& text, BenchCase& bench);
+void parse_statistics(const std::string& text, BenchCase& bench);
 
 }  // namespace qkv::cli

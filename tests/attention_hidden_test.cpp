@@ -21,8 +21,9 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
-// Row `row` of a contiguous tensor whose last axis has `size` elements.
+// Row `row` of a contiguous tensor whose last axis has `size` elements, if there is one.
 void fill_row(const Tensor& x, std::int64_t row, std::int64_t size, float value) {
+  if (!x.defined()) return;
   dispatch_float(x.dtype(),
                  [&]<class T>() { std::fill_n(x.data<T>() + row * size, size, T(value)); });
 }
@@ -72,8 +73,9 @@ void poison_hidden(const ReferenceProblem& p, const Seen& seen, float value, Att
     fill_row(in.q, static_cast<std::int64_t>(row), p.head_size, value);
     fill_row(in.dout, static_cast<std::int64_t>(row), p.value_size, value);
     if (!p.packed) {
-      fill_row(in.dlse, static_cast<std::int64_t>(row), 1, value);
-      fill_row(in.dentropy, static_cast<std::int64_t>(row), 1, value);
+      for (Tensor* of_row : {&in.dlse, &in.dentropy}) {
+        if (of_row->defined()) fill_row(*of_row, static_cast<std::int64_t>(row), 1, value);
+      }
     }
   }
   if (p.bias.values.size() != at(p.heads * p.q_rows * p.k_rows) * p.sequences.size()) return;
@@ -182,6 +184,46 @@ TEST_P(AttentionHidden, CannotBeFelt) {
   });
 }
 
+// The same where a GPU has kernels for short sequences, which tell of rows only.
+TEST_P(AttentionHidden, CannotBeFeltInShortSequences) {
+  using C = AttentionCase;
+  const auto check = [&](std::string name, auto&& change) {
+    C c{.name = name,
+        .queries = 30,
+        .keys = 41,
+        .head_size = 32,
+        .statistics = kRowStatistics,
+        .dlse = true};
+    change(c);
+    check_hidden(c, GetParam());
+  };
+  check("lengths", [](C& c) { c.key_lengths = {13, 40}, c.query_lengths = {30, 3}; });
+  check("causal", [](C& c) { c.causal = true, c.offset = -9; });
+  check("window", [](C& c) { c.left = c.right = 2, c.offset = 20; });
+  check("allowed keys", [](C& c) { c.allowed = {2, 1, 1, 41}; });
+  check("dropout", [](C& c) {
+    c.key_lengths = {13, 20}, c.dropout = 0.2f, c.softcap = 2, c.statistics = Statistics::none;
+  });
+}
+
+// The same where it has kernels for long ones, which tell of rows only.
+TEST_P(AttentionHidden, CannotBeFeltInLongSequences) {
+  using C = AttentionCase;
+  const auto check = [&](std::string name, auto&& change) {
+    C c{.name = name,
+        .queries = 150,
+        .keys = 205,
+        .head_size = 64,
+        .statistics = kRowStatistics,
+        .dlse = true};
+    change(c);
+    check_hidden(c, GetParam());
+  };
+  check("lengths", [](C& c) { c.key_lengths = {65, 200}, c.query_lengths = {150, 15}; });
+  check("causal", [](C& c) { c.causal = true, c.offset = -45; });
+  check("window", [](C& c) { c.left = c.right = 10, c.offset = 30; });
+}
+
 // Packed neighbours lie side by side in memory, and still do not touch.
 TEST_P(AttentionHidden, CannotBeFeltWhenPacked) {
   AttentionCase c{.name = "packed",
@@ -256,7 +298,7 @@ void check_felt(const AttentionCase& c, DType dtype, Where where, std::int64_t r
     expect_felt("dk", a.grads.dk, b.grads.dk, felt.keys, rounding_apart(a.grads.dk));
     expect_felt("dv", a.grads.dv, b.grads.dv, where == Where::v ? no_key : felt.keys,
                 rounding_apart(a.grads.dv));
-    if (in_score) {
+    if (in_score && a.forward.statistics.entropy.defined()) {
       expect_felt("entropy", a.forward.statistics.entropy, b.forward.statistics.entropy,
                   felt.queries);
       expect_felt("top_weight", a.forward.statistics.top_weight, b.forward.statistics.top_weight,
@@ -288,6 +330,22 @@ TEST_P(AttentionHidden, NanReachesExactlyWhoSeesIt) {
         if (::testing::Test::HasFailure()) return;  // the rest would say the same
       }
     }
+  }
+}
+
+TEST_P(AttentionHidden, NanReachesExactlyWhoSeesItInLongSequences) {
+  AttentionCase c{.name = "causal",
+                  .queries = 210,
+                  .keys = 210,
+                  .head_size = 64,
+                  .causal = true,
+                  .statistics = kRowStatistics};
+  AttentionCase capped = c;
+  capped.name = "softcap", capped.softcap = 3, capped.statistics = Statistics::none;
+  for (const Where where : {Where::q, Where::k, Where::v, Where::dout}) {
+    check_felt(c, GetParam(), where, 105);
+    check_felt(capped, GetParam(), where, 105);
+    if (::testing::Test::HasFailure()) return;
   }
 }
 

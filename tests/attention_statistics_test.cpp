@@ -37,6 +37,38 @@ TEST_P(AttentionStatisticsOf, EachAlone) {
   }
 }
 
+// Over many tiles, whole ones and cut ones, in the head sizes that a GPU has fast kernels for.
+TEST_P(AttentionStatisticsOf, OverManyTiles) {
+  using C = AttentionCase;
+  for (const std::int64_t size : {64, 80, 128, 256}) {
+    const auto check = [&](std::string name, auto&& change) {
+      C c{.name = name,
+          .batch = 1,
+          .key_heads = 1,
+          .queries = 300,
+          .keys = 410,
+          .head_size = size,
+          .statistics = kRowStatistics};
+      change(c);
+      check_attention(c, GetParam(), Pass::forward);
+      c.name += ", the largest alone";
+      c.statistics = Statistics::max_logit;
+      check_attention(c, GetParam(), Pass::forward);
+    };
+    check("full", [](C&) {});
+    check("causal", [](C& c) { c.causal = true, c.layout = Layout::heads_inside; });
+    if (size != 64) continue;
+    check("window", [](C& c) { c.left = 150, c.right = 40; });
+    check("sharp", [](C& c) { c.scale = 3.0f, c.causal = true; });
+    check("lengths", [](C& c) {
+      c.batch = 3, c.key_lengths = {410, 0, 129}, c.query_lengths = {7, 300, 200};
+    });
+    check("packed", [](C& c) {
+      c.query_offsets = {0, 140, 141, 300}, c.key_offsets = {0, 200, 200, 390}, c.causal = true;
+    });
+  }
+}
+
 // Sharp, flat and mixed rows: from saturated everywhere to nowhere.
 TEST_P(AttentionStatisticsOf, FromFlatToSharp) {
   for (const float deviation : {0.0f, 0.1f, 1.0f, 3.0f, 8.0f}) {

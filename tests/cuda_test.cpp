@@ -90,6 +90,18 @@ TEST_F(Cuda, MakesNanOfIdsAndTargetsThatOnlyTheDeviceSees) {
   EXPECT_ERROR("id 4", embedding(to(ids, kCpu), table));
 }
 
+// On a Hopper GPU; others have the general kernels only.
+TEST_F(Cuda, TellsOfScoresInItsFastKernel) {
+  const Tensor x = to(Generator(1).normal({2, 4, 300, 64}, 0, 1, DType::bf16), kGpu);
+  const auto kernel = [&](Statistics statistics) {
+    return attention_kernels(x, x, x, {.statistics = statistics}).forward;
+  };
+  if (kernel(Statistics::none) != "sm90") GTEST_SKIP() << kernel(Statistics::none);
+  EXPECT_EQ(kernel(Statistics::max_logit), "sm90");
+  EXPECT_EQ(kernel(kRowStatistics), "sm90");
+  EXPECT_EQ(kernel(Statistics::all), "general: what keys receive is asked for");
+}
+
 TEST_F(Cuda, GivesTheSameBitsEveryTime) {
   AttentionCase c;
   c.heads = 4, c.key_heads = 2, c.queries = 190, c.keys = 205, c.head_size = 64;

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "expect_error.h"
-#include "qkv/cpu.h"
 #include "qkv/ops.h"
 #include "qkv/optim.h"
 #include "qkv/random.h"
@@ -174,9 +173,7 @@ void compare_runs(const OptimizerOptions& options, std::size_t decayed) {
 }
 
 TEST(Optimizer, TakesTheStepsOfFloat64OnEveryTarget) {
-  const std::string before = cpu_target();
-  for (const std::string& target : cpu_targets()) {
-    set_cpu_target(target);
+  test::for_each_target([] {
     compare_runs({.lr = 0.01, .weight_decay = 0.1}, kShapes.size());
     compare_runs({.lr = 0.01, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0, .clip_norm = 0.1},
                  kShapes.size());
@@ -186,11 +183,10 @@ TEST(Optimizer, TakesTheStepsOfFloat64OnEveryTarget) {
     compare_runs({.rule = OptimizerRule::sgd, .lr = 0.05, .weight_decay = 0.1, .clip_norm = 0.2},
                  2);
     compare_runs({.rule = OptimizerRule::sgd, .lr = 0.1, .beta1 = 0, .ema = 0.5}, 6);
-  }
-  set_cpu_target(before);
+  });
 }
 
-TEST(Optimizer, ChangesNothingWhenAGradientIsNotFinite) {
+void check_not_finite() {
   for (const OptimizerRule rule : {OptimizerRule::adamw, OptimizerRule::lion, OptimizerRule::sgd}) {
     const Tensor p = to(Generator(5).normal({70000}), test::test_device());
     const Tensor q = to(to(Generator(6).normal({5, 3}), DType::bf16), test::test_device());
@@ -221,6 +217,10 @@ TEST(Optimizer, ChangesNothingWhenAGradientIsNotFinite) {
     optimizer.step(good);
     EXPECT_NE(bytes(), before);
   }
+}
+
+TEST(Optimizer, ChangesNothingWhenAGradientIsNotFinite) {
+  test::for_each_target([] { check_not_finite(); });
 }
 
 TEST(Optimizer, KnowsTheRulesByName) {

@@ -12,6 +12,11 @@ __device__ inline float sigmoid(float x) {
   const float e = expf(-fabsf(x));
   return (x < 0 ? e : 1.0f) / (1.0f + e);
 }
+// sigmoid(x) sigmoid(-x)
+__device__ inline float sigmoid_slope(float x) {
+  const float e = expf(-fabsf(x)), share = 1.0f / (1.0f + e);
+  return e * share * share;
+}
 
 // x times a factor that vanishes at -inf.
 __device__ inline float times(float x, float factor) {
@@ -56,14 +61,15 @@ __device__ float apply_derivative(float x) {
     const float t = bounded(x, 20.0f);
     return 0.5f * erfcf(-x * kSqrtHalf) + t * kInverseSqrt2Pi * expf(-0.5f * t * t);
   } else if constexpr (kFunction == Activation::gelu_tanh) {
-    const float t = bounded(x, 20.0f), s = sigmoid(gelu_tanh_inner(x));
+    const float t = bounded(x, 20.0f), inner = gelu_tanh_inner(x);
     const float slope = kGeluTanhSlope * (1 + 3 * kGeluTanhCube * t * t);
-    return s + t * slope * s * sigmoid(-gelu_tanh_inner(x));
+    // sigmoid(inner) and its slope out of one exponential.
+    const float e = expf(-fabsf(inner)), share = 1.0f / (1.0f + e);
+    return (inner < 0 ? e : 1.0f) * share + t * slope * e * share * share;
   } else if constexpr (kFunction == Activation::silu) {
-    const float s = sigmoid(x);
-    return s + bounded(x, 200.0f) * s * sigmoid(-x);
+    return sigmoid(x) + bounded(x, 200.0f) * sigmoid_slope(x);
   } else if constexpr (kFunction == Activation::tanh) {
-    return 4 * sigmoid(2 * x) * sigmoid(-2 * x);  // 1 - tanh^2, without cancellation
+    return 4 * sigmoid_slope(2 * x);  // 1 - tanh^2, without cancellation
   } else {
     return 1;
   }

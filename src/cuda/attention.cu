@@ -2,6 +2,7 @@
 #include "cuda/attention.h"
 #include "cuda/attention_hopper.h"
 #include "cuda/attention_short.h"
+#include "cuda/attention_statistics.h"
 
 #include <cstring>
 #include <limits>
@@ -128,13 +129,7 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
   }
   cuda::PreparedJob prepared = cuda::prepare(*this, p);
   const cuda::AttentionJob& job = prepared.job;
-  if (is_short) {
-    return cuda::short_forward(job, prepared.grid, p.q.dtype(), cuda::rows_of(out.out),
-                               cuda::pointer<float>(out.lse), stream());
-  }
-  const bool has_statistics = wanted.max_logit.defined() || wanted.score_mean.defined() ||
-                              wanted.entropy.defined() || wanted.top_weight.defined() ||
-                              wanted.received.defined();
+  const bool has_statistics = cuda::watches_scores(wanted) || wanted.received.defined();
   cuda::RowStatistics rows;
   cuda::RowArrays arrays(*this, has_statistics ? out.lse.numel() : 0, 7);
   if (has_statistics) {
@@ -149,8 +144,9 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
     rows.top_weight = cuda::pointer<float>(wanted.top_weight);
     rows.top_index = cuda::pointer<int>(wanted.top_index);
   }
-  cuda::general_forward(job, prepared.grid, p.q.dtype(), cuda::rows_of(out.out),
-                        cuda::pointer<float>(out.lse), has_statistics ? &rows : nullptr, stream());
+  (is_short ? cuda::short_forward : cuda::general_forward)(
+      job, prepared.grid, p.q.dtype(), cuda::rows_of(out.out), cuda::pointer<float>(out.lse),
+      has_statistics ? &rows : nullptr, stream());
   if (!has_statistics) return;
   cuda::head_statistics(job, prepared.grid, rows, wanted, stream());
   if (wanted.received.defined()) {
@@ -200,6 +196,7 @@ AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,
   stream();  // the device is this one
   AttentionResults results;
   // Any tensor says that a statistic is asked for.
+  if (has(options.statistics, Statistics::received)) results.statistics.received = p.q;
   if (options.statistics != Statistics::none) results.statistics.max_logit = p.q;
   const bool short_forward = cuda::why_not_short(p, results).empty();
   const bool short_backward = cuda::why_not_short(p, AttentionBackward()).empty();

@@ -68,7 +68,7 @@ struct Params {
   float scale;        // of scores, times log2(e)
   float inner_scale;  // with softcap: score / softcap before tanh
   Sm90Statistics statistics;
-  WarpSums* sums;  // [pairs][row_blocks][warps]
+  WarpSums* sums;  // [pairs][row_blocks][warps], or null: no statistics
 };
 
 // A block of query rows and the tiles of keys it visits.
@@ -325,29 +325,34 @@ __device__ void store_rows(const Params& p, const Work& work, int row, const flo
   }
 }
 
-// What the watch has seen of rows `row` and `row + 8` of the block, and the warp's sums.
-template <class S>
-__device__ void store_statistics(const Params& p, const Work& work, int row, ScoreWatch& watch,
-                                 const OnlineSoftmax& softmax, const float (&lse)[2]) {
-  ScoreWatch::Row found[2];
+// What rows `row` and `row + 8` of the block have told, and the warp's sums.
+template <class S, class Watch>
+__device__ void store_statistics(const Params& p, const Work& work, int row, const Watch& watch,
+                                 const OnlineSoftmax& softmax) {
+  RowTold told[2];
   int visible[2];
+  float top[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int at = row + 8 * r;
     const KeyRange seen = work.sight.of(work.row0 + at);
-    const bool sees = at < work.seeing && seen.begin < seen.end && softmax.sum[r] != 0;
+    const float sum = softmax.sum[r];
+    const bool sees = at < work.seeing && seen.begin < seen.end && sum != 0;
     visible[r] = sees ? seen.end - seen.begin : 0;
-    found[r] = watch.finish(r, p.scale, softmax.sum[r], lse[r]);
+    // The sum knows of NaN, which a maximum does not.
+    top[r] = sum != sum && softmax.top[r] != kInfinity ? sum : softmax.top[r];
+    if constexpr (S::Statistics) watch.finish(r, sum, told[r]);
+    told[r].top_weight = exp2_fast((top[r] - softmax.maximum[r]) * p.scale) / sum;
     if (at < work.rows && threadIdx.x % 4 == 0) {
       const std::int64_t i = (std::int64_t(work.q_batch) * p.heads + work.head) * p.q_rows +
                              work.q_start + work.row0 + at;
       const Sm90Statistics& to = p.statistics;
-      if (to.entropy) to.entropy[i] = sees ? found[r].entropy : 0.f;
-      if (to.top_weight) to.top_weight[i] = sees ? found[r].top_weight : 0.f;
-      if (to.top_index) to.top_index[i] = sees ? watch.top_key[r] : -1;
+      if (to.entropy) to.entropy[i] = sees ? told[r].entropy : 0.f;
+      if (to.top_weight) to.top_weight[i] = sees ? told[r].top_weight : 0.f;
+      if (to.top_index) to.top_index[i] = sees ? told[r].top_key : -1;
     }
   }
-  const WarpSums sums = sum_rows(watch, found, visible, p.scale / kLog2e);
+  const WarpSums sums = sum_rows(told, top, visible, p.scale / kLog2e);
   if (threadIdx.x % 32 == 0)
     p.sums[(std::int64_t(work.index) * p.heads + work.head) * (p.row_blocks * S::Rows / 16) +
            (work.row0 + row) / 16] = sums;
@@ -397,10 +402,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     if (work.row0 < 0) return;
     OnlineSoftmax softmax;
     std::conditional_t<S::Statistics, ScoreWatch, NoWatch> watch;
-    if constexpr (S::Statistics) {
-      watch.find_moments = p.statistics.score_mean || p.statistics.score_var;
-      watch.find_key = p.statistics.top_index;
-    }
+    if constexpr (S::Statistics) watch.wants_key = p.statistics.top_index != nullptr;
     float factor[2], lse[2];
 #pragma unroll
     for (int i = 0; i < S::D / 2; ++i) o[i] = 0;
@@ -480,7 +482,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     factor[0] = softmax.sum[0] == 0 ? 0 : 1 / softmax.sum[0];
     factor[1] = softmax.sum[1] == 0 ? 0 : 1 / softmax.sum[1];
     store_rows<S>(p, work, row, o, factor, lse);
-    if constexpr (S::Statistics) store_statistics<S>(p, work, row, watch, softmax, lse);
+    if (p.sums) store_statistics<S>(p, work, row, watch, softmax);
     reader.release();
   }
 }
@@ -601,7 +603,7 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
       p.group;
   p.scale = (call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
   p.inner_scale = call.softcap > 0 ? call.scale / call.softcap : 0;
-  if constexpr (S::Statistics) {
+  if (call.statistics) {
     p.statistics = *call.statistics;
     p.sums = static_cast<WarpSums*>(call.statistics->workspace);
   }
@@ -614,7 +616,7 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
   allow_shared_bytes(kernel, Bytes, kName);
   const int blocks = int(std::min<std::int64_t>(works, multiprocessors()));
   kernel<<<blocks, S::Threads, Bytes, stream>>>(p);
-  if constexpr (S::Statistics)
+  if (call.statistics)
     finish_statistics_kernel<<<p.pairs, 32, 0, stream>>>(p.sums, p.row_blocks * S::Rows / 16,
                                                          p.statistics);
   check_status(cudaGetLastError(), kName);
@@ -624,19 +626,20 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
 template <class T>
 void launch_for(const Sm90Forward& call, cudaStream_t stream) {
   const bool cut = call.left >= 0 || call.right >= 0;
+  const bool watched = call.statistics && call.statistics->need_a_watch();
   if (call.head_size <= 64) {
     if (call.softcap > 0) return launch<Shape<T, 64, 128, 3, 2, true>>(call, stream);
-    if (call.statistics) return launch<Shape<T, 64, 128, 3, 4, false, true>>(call, stream);
+    if (watched) return launch<Shape<T, 64, 128, 3, 4, false, true>>(call, stream);
     return launch<Shape<T, 64, 128, 3, 4>>(call, stream);
   }
   if (call.head_size <= 128) {
     if (call.softcap > 0) return launch<Shape<T, 128, 128, 2, 2, true>>(call, stream);
-    if (call.statistics) return launch<Shape<T, 128, 128, 2, 3, false, true>>(call, stream);
+    if (watched) return launch<Shape<T, 128, 128, 2, 3, false, true>>(call, stream);
     if (cut) return launch<Shape<T, 128, 128, 2, 2>>(call, stream);
     return launch<Shape<T, 128, 176, 2, 2>>(call, stream);
   }
   if (call.softcap > 0) return launch<Shape<T, 256, 64, 2, 2, true>>(call, stream);
-  if (call.statistics) return launch<Shape<T, 256, 80, 2, 2, false, true>>(call, stream);
+  if (watched) return launch<Shape<T, 256, 80, 2, 2, false, true>>(call, stream);
   return launch<Shape<T, 256, 80, 2, 2>>(call, stream);
 }
 

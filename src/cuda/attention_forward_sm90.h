@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "qkv/dtype.h"
 
@@ -28,7 +29,7 @@ struct Sm90Strides {  // in elements; the last axis is contiguous
   std::int64_t batch = 0, head = 0, row = 0;
 };
 
-// Where statistics go (qkv/attention.h); null: not asked for. Moments and top_index cost most.
+// Where statistics go (qkv/attention.h); null: not asked for. top_index costs most.
 struct Sm90Statistics {
   float* entropy = nullptr;  // [q_batches, heads, q_rows], like lse
   float* top_weight = nullptr;
@@ -40,6 +41,9 @@ struct Sm90Statistics {
   float* entropy_relative = nullptr;
   float* saturation = nullptr;
   void* workspace = nullptr;  // sm90_statistics_workspace bytes on the device
+
+  // Every forward pass knows the largest score of a row; the rest takes a look at each score.
+  bool need_a_watch() const { return entropy || score_mean || score_var || top_index; }
 };
 
 struct Sm90Forward {
@@ -62,7 +66,7 @@ struct Sm90Forward {
   const Sm90Sequence* sequences = nullptr;
   Sm90Sequence all_alike;
 
-  const Sm90Statistics* statistics = nullptr;  // on the host, or null
+  std::optional<Sm90Statistics> statistics;
 
   // On the device: kSm90Tickets zeros, which are zeros again afterwards. Calls that may overlap
   // need their own.

@@ -7,6 +7,7 @@
 #include "cuda/attention_backward_sm90.h"
 #include "cuda/attention_decode.h"
 #include "cuda/attention_forward_sm90.h"
+#include "cuda/attention_statistics.h"
 
 namespace qkv::cuda {
 namespace {
@@ -40,7 +41,24 @@ bool are_alike(const std::vector<AttentionSequence>& sequences) {
   return true;
 }
 
-// Without `sequences` and `ticket`, which are on the device.
+template <class T>
+T* pointer(const Tensor& x) {
+  return x.defined() ? x.data<T>() : nullptr;
+}
+
+Sm90Statistics statistics_of(const AttentionStatistics& s) {
+  return {.entropy = pointer<float>(s.entropy),
+          .top_weight = pointer<float>(s.top_weight),
+          .top_index = pointer<std::int32_t>(s.top_index),
+          .max_logit = pointer<float>(s.max_logit),
+          .score_mean = pointer<float>(s.score_mean),
+          .score_var = pointer<float>(s.score_var),
+          .entropy_mean = pointer<float>(s.entropy_mean),
+          .entropy_relative = pointer<float>(s.entropy_relative),
+          .saturation = pointer<float>(s.saturation)};
+}
+
+// Without `sequences`, `ticket` and the workspace of statistics, which are on the device.
 Sm90Forward call_of(const AttentionProblem& p, const AttentionResults& results) {
   Sm90Forward call;
   call.dtype = p.q.dtype();
@@ -51,10 +69,12 @@ Sm90Forward call_of(const AttentionProblem& p, const AttentionResults& results) 
   call.k_strides = strides_of(p.k);
   call.v_strides = strides_of(p.v);
   call.out_strides = call.q_strides;  // of a result that is not there yet
+  if (watches_scores(results.statistics)) call.statistics.emplace();
   if (results.out.defined()) {
     call.out = results.out.raw();
     call.lse = results.lse.data<float>();
     call.out_strides = strides_of(results.out);
+    if (call.statistics) call.statistics = statistics_of(results.statistics);
   }
   call.q_batches = p.q.size(0);
   call.k_batches = p.k.size(0);
@@ -136,11 +156,7 @@ bool has_neighbours(const Tensor& x) { return !x.defined() || x.stride(3) == 1; 
 }  // namespace
 
 std::string why_not_hopper(const AttentionProblem& p, const AttentionResults& results) {
-  const AttentionStatistics& s = results.statistics;
-  if (s.max_logit.defined() || s.score_mean.defined() || s.entropy.defined() ||
-      s.top_weight.defined() || s.received.defined()) {
-    return "statistics are asked for";
-  }
+  if (results.statistics.received.defined()) return "what keys receive is asked for";
   if (std::string reason = why_not_either(p); !reason.empty()) return reason;
   if (!has_neighbours(results.out)) return "elements of a row are not neighbours";
   const char* reason = why_not_sm90_forward(call_of(p, results));
@@ -166,6 +182,11 @@ void hopper_forward(CudaBackend& backend, const AttentionProblem& p,
   Sm90Forward call = call_of(p, results);
   const Tensor sequences = upload_sequences(backend, p, call);
   call.ticket = backend.tickets(kSm90Tickets);
+  Tensor sums;
+  if (call.statistics) {
+    sums = backend.scratch<std::byte>(sm90_statistics_workspace(call));
+    call.statistics->workspace = sums.raw();
+  }
   if (!decode_is_better(call)) return attention_forward_sm90(call, backend.stream());
   const DecodePlan plan = plan_decode(call);
   const Tensor workspace = backend.scratch<std::byte>(plan.workspace_bytes);

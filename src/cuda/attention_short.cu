@@ -1,110 +1,190 @@
 // Attention of short sequences, forward: all scores of a row are in registers at once.
 #include "cuda/attention_short.cuh"
+#include "cuda/attention_statistics.h"
 
 namespace qkv::cuda {
 namespace {
 
 constexpr int kWarps = 4;  // of a block, at least
 
-template <class T>
 struct ForwardRows {
   Rows out;
   float* lse;
+  RowStatistics statistics;  // `seen` is null: none are asked for
 };
 
-// Row i by a warp, pair by pair: where something is not finite, a hidden pair must not be
-// multiplied at all.
+// Where values are not finite: their tile has zeros in their place, so that who does not see them
+// does not feel them. They are added here to the rows that do: a weight above 0 times NaN or Inf is
+// NaN or Inf.
 template <class T, int kSize>
-__device__ void careful_row(const AttentionJob& job, const Sequence& s, const ShortGroup& group,
-                            int i, const ShortTile<T, kSize> (&tiles)[3],
-                            const ForwardRows<T>& to) {
-  constexpr int kEach = kSize / 32;
-  const auto& [q, k, v] = tiles;
-  const auto score = [&](int j) {
-    return score_of(job, s, group.sequence, group.head, i, j,
-                    careful_dot<T, kSize>(q.row(i), k.row(j)));
-  };
-  float top = -INFINITY, total = 0, sums[kEach] = {};
-  bool sees = false;
+__device__ void add_strange(const AttentionJob& job, const Sequence& s, const ShortGroup& group,
+                            int first, const float (&total)[2], float (&sums)[kSize / 8][4]) {
+  const int rows[2] = {first + pair_row(0), first + pair_row(2)};
+  const Sight sights[2] = {Sight(job, s, rows[0]), Sight(job, s, rows[1])};
+#pragma unroll 1
   for (int j = 0; j < s.k_rows; ++j) {
-    const Score pair = score(j);
-    if (pair.visible) top = fmaxf(top, pair.s);
-    sees |= pair.visible;
-  }
-  const float base = top == -INFINITY ? 0.0f : top;
-  for (int j = 0; j < s.k_rows; ++j) {
-    const Score pair = score(j);
-    if (!pair.visible) continue;
-    const float e = expf(pair.s - base), keep = kept(job, group.sequence, group.head, i, j);
-    total += e;
-    if (keep == 0) continue;
-    for (int n = 0; n < kEach; ++n) {
-      sums[n] = fmaf(e * keep, to_float(v.row(j)[n * 32 + group.lane]), sums[n]);
+    const T* v = job.v.at<const T>(s.k_batch, group.head, s.k_start + j);
+    bool feels[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      feels[half] = total[half] != 0 && sights[half].sees(job, s, group.head, rows[half], j) &&
+                    kept(job, group, rows[half], j) != 0;
+    }
+#pragma unroll
+    for (int n = 0; n < kSize / 4; ++n) {
+      const float value = to_float(v[pair_column(n / 2, n % 2)]);
+      if (isfinite(value)) continue;
+      if (feels[0]) sums[n / 2][n % 2] += value;
+      if (feels[1]) sums[n / 2][2 + n % 2] += value;
     }
   }
-  const bool is_zero = !sees || total == 0;
-  T* out = to.out.template at<T>(s.q_batch, group.head, s.q_start + i);
-  for (int n = 0; n < kEach; ++n) {
-    out[n * 32 + group.lane] = from_float<T>(is_zero ? 0.0f : sums[n] / total);
-  }
-  if (group.lane == 0) {
-    to.lse[job.lse_row(s, group.head, i)] = is_zero ? -INFINITY : base + logf(total);
-  }
 }
+
+// A lane's pairs of one row, a bit each: pair n is key 16 (n / 4) + 8 (n / 2 % 2) + 2 (lane % 4) +
+// n % 2. What only some calls ask for is put into such words by loops that are not unrolled, beside
+// which the code of every pair stays small.
+struct PairBits {
+  std::uint32_t seen = ~0u, kept = ~0u;
+};
+__device__ inline int key_of_bit(int n) {
+  return n / 4 * kTileRows + pair_column(n / 2 % 2, n % 2);
+}
+template <int kTiles>
+__device__ PairBits bits_of(const AttentionJob& job, const Sequence& s, const ShortGroup& group,
+                            int i) {
+  PairBits bits;
+  if (!Sight::is_interval(job) && i < s.q_rows) {
+    bits.seen = 0;
+#pragma unroll 1
+    for (int n = 0; n < 4 * kTiles; ++n) {
+      const int j = key_of_bit(n);
+      if (j < s.k_rows && is_visible(job, s, group.head, i, j)) bits.seen |= 1u << n;
+    }
+  }
+  if (job.has_dropout) {
+    bits.kept = 0;
+#pragma unroll 1
+    for (int n = 0; n < 4 * kTiles; n += 2) {
+      const float2 keep = kept_two(job, group, i, key_of_bit(n));
+      bits.kept |= (keep.x != 0 ? 1u << n : 0u) | (keep.y != 0 ? 2u << n : 0u);
+    }
+  }
+  return bits;
+}
+
+template <class F>
+__device__ float over_row(float x, F&& f) {  // the four lanes that share one
+  x = f(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return f(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ inline float row_total(float x) {
+  return over_row(x, [](float a, float b) { return a + b; });
+}
+
+// What the scores of a row tell, -inf being those that are hidden and `top` the largest. `at` is
+// where it is written, or -1.
+template <int kTiles>
+__device__ void tell(const RowStatistics& to, std::int64_t at, const Pairs (&pairs)[kTiles],
+                     int half, float top) {
+  const auto score = [&](int n) { return pairs[n / 4][n / 2 % 2][2 * half + n % 2]; };
+  float count = 0, total = 0, mass = 0, weighted = 0;
+  int key = INT_MAX;
+#pragma unroll
+  for (int n = 4 * kTiles - 1; n >= 0; --n) {
+    const float x = score(n), weight = __expf(x - top);
+    if (x == top) key = key_of_bit(n);
+    if (x == -INFINITY) continue;
+    count += 1;
+    total += x;
+    mass += weight;
+    if (weight != 0) weighted += weight * (x - top);
+  }
+  count = row_total(count);
+  const float mean = row_total(total) / fmaxf(count, 1);
+  float squares = 0;
+#pragma unroll
+  for (int n = 0; n < 4 * kTiles; ++n) {
+    const float x = score(n);
+    if (x != -INFINITY) squares = fmaf(x - mean, x - mean, squares);
+  }
+  squares = row_total(squares);
+  mass = row_total(mass);
+  weighted = row_total(weighted);
+  key = min(key, __shfl_xor_sync(0xffffffffu, key, 1));
+  key = min(key, __shfl_xor_sync(0xffffffffu, key, 2));
+  if (at < 0) return;
+  const bool sees = count > 0;
+  to.seen[at] = count;
+  to.logit[at] = sees ? top : -INFINITY;
+  to.origin[at] = 0;
+  to.mean[at] = mean;
+  to.squares[at] = squares;
+  if (to.entropy != nullptr) to.entropy[at] = sees ? logf(mass) - weighted / mass : 0.0f;
+  if (to.top_weight != nullptr) to.top_weight[at] = sees ? 1 / mass : 0.0f;
+  if (to.top_index != nullptr) to.top_index[at] = sees && key != INT_MAX ? key : -1;
+}
+
+// Of a lane's two rows.
+struct RowSums {
+  float top[2] = {-INFINITY, -INFINITY}, total[2] = {};
+};
 
 // Scores of 16 rows become weights, not yet divided by their sums.
 template <int kTiles>
 __device__ void weigh(const AttentionJob& job, const Sequence& s, const ShortGroup& group,
-                      int first, Pairs (&pairs)[kTiles], float (&top)[2], float (&total)[2]) {
-  const auto over_row = [](float x, auto f) {
-    x = f(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return f(x, __shfl_xor_sync(0xffffffffu, x, 2));
-  };
-#pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      float& x = pairs[t][n / 4][n % 4];
-      const Score pair = score_of(job, s, group.sequence, group.head, first + pair_row(n % 4),
-                                  t * kTileRows + pair_column(n / 4, n % 4), x);
-      x = pair.visible ? pair.s : -INFINITY;
-      top[n % 4 / 2] = x > top[n % 4 / 2] || isnan(x) ? x : top[n % 4 / 2];
-    }
-  }
+                      int first, const RowStatistics& statistics, Pairs (&pairs)[kTiles],
+                      RowSums& row) {
+  auto& [top, total] = row;
+  // NaN stays: a row that sees one is NaN.
+  const auto larger = [](float a, float b) { return a > b || isnan(a) ? a : b; };
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    // NaN stays: a row that sees one is NaN.
-    top[half] = over_row(top[half], [](float a, float b) { return a > b || isnan(a) ? a : b; });
-    if (top[half] == -INFINITY) top[half] = 0;
-  }
+    const int i = first + pair_row(2 * half);
+    const Sight sight(job, s, i);
+    const PairBits bits = bits_of<kTiles>(job, s, group, i);
+    if (job.softcap > 0) {
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      float& x = pairs[t][n / 4][n % 4];
-      x = x == -INFINITY ? 0.0f : expf(x - top[n % 4 / 2]);
-      total[n % 4 / 2] += x;
-      if (job.has_dropout) {
-        x *= kept(job, group.sequence, group.head, first + pair_row(n % 4),
-                  t * kTileRows + pair_column(n / 4, n % 4));
+      for (int n = 0; n < 4 * kTiles; ++n) {
+        float& x = pairs[n / 4][n / 2 % 2][2 * half + n % 2];
+        x = tanh_fast(job.scale / job.softcap * x);
       }
     }
-  }
+    const float scale = job.softcap > 0 ? job.softcap : job.scale;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    total[half] = over_row(total[half], [](float a, float b) { return a + b; });
+    for (int n = 0; n < 4 * kTiles; ++n) {
+      const int j = key_of_bit(n);
+      float& x = pairs[n / 4][n / 2 % 2][2 * half + n % 2];
+      x = j >= sight.begin && j < sight.end && (bits.seen >> n & 1) != 0 ? scale * x : -INFINITY;
+      top[half] = larger(x, top[half]);
+    }
+    top[half] = over_row(top[half], larger);
+    if (top[half] == -INFINITY) top[half] = 0;
+    if (statistics.seen != nullptr) {
+      const bool writes = i < s.q_rows && group.lane % 4 == 0;
+      tell<kTiles>(statistics, writes ? job.lse_row(s, group.head, i) : -1, pairs, half, top[half]);
+    }
+#pragma unroll
+    for (int n = 0; n < 4 * kTiles; ++n) {
+      float& x = pairs[n / 4][n / 2 % 2][2 * half + n % 2];
+      const float weight = x == -INFINITY ? 0.0f : __expf(x - top[half]);
+      total[half] += weight;
+      x = (bits.kept >> n & 1) != 0 ? weight * job.kept : 0.0f;
+    }
+    total[half] = row_total(total[half]);
   }
 }
 
+// The arguments stay where they are: what is called with them would otherwise get copies.
 template <class T, int kSize, int kTiles>
-__global__ void short_forward_kernel(AttentionJob job, unsigned sequences, int warps,
-                                     ForwardRows<T> to) {
+__global__ void __launch_bounds__(kShort / kTileRows * 32, kSize <= 64 ? 2 : 1)
+    short_forward_kernel(const __grid_constant__ AttentionJob job, unsigned sequences, int warps,
+                         const __grid_constant__ ForwardRows to) {
   extern __shared__ uint4 shared[];
   const ShortGroup group(job, warps, sequences);
   const int padded = warps * kTileRows;
   const Sequence s = job.sequences[group.sequence];
   ShortTile<T, kSize> tiles[3];
-  bool strange = false;
+  bool strange = false;  // of values: what else is not finite is felt by no one but its own pairs
   for (int n = 0; n < 3; ++n) {
     const int rows = n == 0 ? s.q_rows : s.k_rows, start = n == 0 ? s.q_start : s.k_start;
     const Rows& x = n == 0 ? job.q : n == 1 ? job.k : job.v;
@@ -112,42 +192,45 @@ __global__ void short_forward_kernel(AttentionJob job, unsigned sequences, int w
         reinterpret_cast<T*>(shared) + (group.index * 3 + n) * padded * ShortTile<T, kSize>::kPitch;
     if (!group.has_work) continue;
     const int batch = n == 0 ? s.q_batch : s.k_batch;
-    strange |= tiles[n].load(x.at<const T>(batch, group.head, start), x.row, rows, padded,
-                             group.thread(), group.threads());
+    strange = tiles[n].load(x.at<const T>(batch, group.head, start), x.row, rows, padded,
+                            group.thread(), group.threads());
   }
-  // Of the whole block: who is careful without need is only slower.
-  strange = __syncthreads_or(strange) != 0;
+  strange = __syncthreads_or(strange) != 0;  // of the whole block
+  if (strange) {
+    if (group.has_work) tiles[2].clean(padded, group.thread(), group.threads());
+    __syncthreads();
+  }
   const int first = group.warp * kTileRows;
   if (!group.has_work || first >= s.q_rows) return;
-  if (strange) {
-    for (int i = first; i < min(first + kTileRows, s.q_rows); ++i) {
-      careful_row(job, s, group, i, tiles, to);
-    }
-    return;
-  }
   std::uint32_t q[kSize / 16][4];
 #pragma unroll
   for (int k = 0; k < kSize / 16; ++k) tiles[0].left(first, k, q[k]);
   Pairs pairs[kTiles];
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) multiply(q, tiles[1], t * kTileRows, pairs[t]);
-  float top[2] = {-INFINITY, -INFINITY}, total[2] = {}, share[2], sums[kSize / 8][4] = {};
-  weigh<kTiles>(job, s, group, first, pairs, top, total);
+  RowSums row;
+  float share[2], sums[kSize / 8][4] = {};
+  weigh<kTiles>(job, s, group, first, to.statistics, pairs, row);
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) accumulate(pairs[t], tiles[2], t * kTileRows, sums);
+  for (int t = 0; t < kTiles; ++t) {
+    std::uint32_t weights[4];
+    as_left<T>(pairs[t], weights);
+    accumulate(weights, tiles[2], t * kTileRows, sums);
+  }
+  if (strange) add_strange<T, kSize>(job, s, group, first, row.total, sums);
   for (int half = 0; half < 2; ++half) {
-    share[half] = total[half] == 0 ? 0.0f : 1 / total[half];
+    share[half] = row.total[half] == 0 ? 0.0f : 1 / row.total[half];
     const int i = first + pair_row(2 * half);
     if (group.lane % 4 != 0 || i >= s.q_rows) continue;
     to.lse[job.lse_row(s, group.head, i)] =
-        total[half] == 0 ? -INFINITY : top[half] + logf(total[half]);
+        row.total[half] == 0 ? -INFINITY : row.top[half] + logf(row.total[half]);
   }
   store_sums<T, kSize>(sums, share, to.out.template at<T>(s.q_batch, group.head, s.q_start + first),
                        to.out.row, s.q_rows - first);
 }
 
 template <class T, int kSize, int kTiles>
-void launch(const AttentionJob& job, const AttentionGrid& grid, const ForwardRows<T>& to,
+void launch(const AttentionJob& job, const AttentionGrid& grid, const ForwardRows& to,
             cudaStream_t stream) {
   const int warps = short_warps(std::max(grid.longest_q, grid.longest_k));
   const int groups = std::max(1, kWarps / warps);
@@ -161,7 +244,7 @@ void launch(const AttentionJob& job, const AttentionGrid& grid, const ForwardRow
 }
 
 template <class T, int kSize>
-void launch_for_keys(const AttentionJob& job, const AttentionGrid& grid, const ForwardRows<T>& to,
+void launch_for_keys(const AttentionJob& job, const AttentionGrid& grid, const ForwardRows& to,
                      cudaStream_t stream) {
   if (grid.longest_k <= 16) return launch<T, kSize, 1>(job, grid, to, stream);
   if (grid.longest_k <= 32) return launch<T, kSize, 2>(job, grid, to, stream);
@@ -201,19 +284,17 @@ std::string why_not_either(const AttentionProblem& p) {
   check_cuda(cudaGetDevice(&device), "attention");
   check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
              "attention");
-  const std::int64_t rows = kTileRows * std::max(kWarps, short_warps(std::max(queries, keys)));
-  if (rows * (4 * 2 * (p.head_size + 8) + 8) > most) return "shared memory is too small";
+  if (short_backward_bytes(std::max(queries, keys), p.head_size) > most) {
+    return "shared memory is too small";
+  }
   return "";
 }
 
 }  // namespace
 
 std::string why_not_short(const AttentionProblem& p, const AttentionResults& results) {
-  const AttentionStatistics& s = results.statistics;
-  if (s.max_logit.defined() || s.score_mean.defined() || s.entropy.defined() ||
-      s.top_weight.defined() || s.received.defined()) {
-    return "statistics are asked for";
-  }
+  if (results.statistics.received.defined()) return "what keys receive is asked for";
+  if (watches_scores(results.statistics) && p.softcap > 0) return "statistics with softcap";
   if (std::string reason = why_not_either(p); !reason.empty()) return reason;
   return lies_well(results.out) ? "" : "rows do not begin at multiples of 16 bytes";
 }
@@ -228,9 +309,9 @@ std::string why_not_short(const AttentionProblem& p, const AttentionBackward& t)
 }
 
 void short_forward(const AttentionJob& job, const AttentionGrid& grid, DType dtype, const Rows& out,
-                   float* lse, cudaStream_t stream) {
+                   float* lse, const RowStatistics* rows, cudaStream_t stream) {
+  const ForwardRows to{out, lse, rows != nullptr ? *rows : RowStatistics{}};
   const auto run = [&]<class T>() {
-    const ForwardRows<T> to{out, lse};
     switch (job.head_size) {
       case 32: return launch_for_keys<T, 32>(job, grid, to, stream);
       case 64: return launch_for_keys<T, 64>(job, grid, to, stream);

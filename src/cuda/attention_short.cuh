@@ -7,6 +7,7 @@
 #include "cuda/norm.cuh"
 #include "cuda/tile/finite.cuh"
 #include "cuda/tile/mma.cuh"
+#include "cuda/tile/softmax.cuh"
 
 namespace qkv::cuda {
 
@@ -34,6 +35,14 @@ struct ShortTile {
       *reinterpret_cast<uint4*>(row(i) + d) = words;
     }
     return strange;
+  }
+  // Zeros in place of what is not finite.
+  __device__ void clean(int rows, int thread, int threads) const {
+    constexpr int kVectors = kSize / 8;
+    for (int e = thread; e < rows * kVectors; e += threads) {
+      auto& words = *reinterpret_cast<uint4*>(row(e / kVectors) + e % kVectors * 8);
+      words = only_finite<T>(words);
+    }
   }
   // 16 rows from `first` on as the first operand of a product over columns 16 k ...
   __device__ void left(int first, int k, std::uint32_t (&to)[4]) const {
@@ -81,22 +90,27 @@ __device__ void multiply(const std::uint32_t (&left)[kSize / 16][4],
   }
 }
 
-// sums [16, kSize] += weights [16, 16] times rows [first, first + 16) of a tile.
-template <class T, int kSize>
-__device__ void accumulate(const Pairs& weights, const ShortTile<T, kSize>& values, int first,
-                           float (&sums)[kSize / 8][4]) {
-  std::uint32_t a[4];
+// Pairs as the first operand of a product over their columns.
+template <class T>
+__device__ void as_left(const Pairs& pairs, std::uint32_t (&to)[4]) {
+#pragma unroll
   for (int e = 0; e < 4; ++e) {
-    const T pair[2] = {from_float<T>(weights[e / 2][e % 2 * 2]),
-                       from_float<T>(weights[e / 2][e % 2 * 2 + 1])};
-    a[e] = *reinterpret_cast<const std::uint32_t*>(pair);
+    const T two[2] = {from_float<T>(pairs[e / 2][e % 2 * 2]),
+                      from_float<T>(pairs[e / 2][e % 2 * 2 + 1])};
+    to[e] = *reinterpret_cast<const std::uint32_t*>(two);
   }
+}
+
+// sums [16, kSize] += left [16, 16] times rows [first, first + 16) of a tile.
+template <class T, int kSize>
+__device__ void accumulate(const std::uint32_t (&left)[4], const ShortTile<T, kSize>& values,
+                           int first, float (&sums)[kSize / 8][4]) {
 #pragma unroll
   for (int n = 0; n < kSize / 16; ++n) {
     std::uint32_t b[4];
     values.values(first, n, b);
-    mma<T>(sums[2 * n], a, b[0], b[1]);
-    mma<T>(sums[2 * n + 1], a, b[2], b[3]);
+    mma<T>(sums[2 * n], left, b[0], b[1]);
+    mma<T>(sums[2 * n + 1], left, b[2], b[3]);
   }
 }
 
@@ -141,12 +155,51 @@ struct ShortGroup {
   __device__ int threads() const { return warps * 32; }
 };
 
-// What the weight of pair (i, j) is multiplied by: 0 where it is dropped.
-__device__ inline float kept(const AttentionJob& job, int sequence, int head, int i, int j) {
-  if (!job.has_dropout) return 1;
-  float keep[4];
-  dropout_of(job, sequence, head, i, j, keep);
-  return j % 4 == 0 ? keep[0] : j % 4 == 1 ? keep[1] : j % 4 == 2 ? keep[2] : keep[3];
+// What the weights of pairs (i, j) and (i, j + 1), j even, are multiplied by: 0 where they are
+// dropped.
+__device__ inline float2 kept_two(const AttentionJob& job, const ShortGroup& group, int i, int j) {
+  if (!job.has_dropout) return {1, 1};
+  const uint4 counter =
+      make_uint4(static_cast<unsigned>(j / 4), static_cast<unsigned>(i),
+                 static_cast<unsigned>(group.head), static_cast<unsigned>(group.sequence));
+  const bool high = j % 4 != 0;
+  const uint4 words = philox(counter, job.seed);
+  return {(high ? words.z : words.x) >= job.drop_below ? job.kept : 0.0f,
+          (high ? words.w : words.y) >= job.drop_below ? job.kept : 0.0f};
+}
+__device__ inline float kept(const AttentionJob& job, const ShortGroup& group, int i, int j) {
+  const float2 two = kept_two(job, group, i, j / 2 * 2);
+  return j % 2 == 0 ? two.x : two.y;
+}
+
+// Which keys query i sees: an interval, unless there is a mask of pairs or of positions.
+struct Sight {
+  int begin = 0, end = 0;
+
+  __device__ Sight(const AttentionJob& job, const Sequence& s, int i) {
+    if (i >= s.q_rows || i >= s.q_seeing) return;
+    std::int64_t first = 0, last = min(s.k_rows, s.k_visible);
+    if (is_interval(job)) {
+      const std::int64_t position = i + s.offset;
+      if (job.causal) last = min(last, position + 1);
+      if (job.right >= 0) last = min(last, position + job.right + 1);
+      if (job.left >= 0) first = max(first, position - job.left);
+    }
+    begin = static_cast<int>(min(first, std::int64_t{kShort}));
+    end = static_cast<int>(max(last, std::int64_t{0}));
+  }
+  __device__ static bool is_interval(const AttentionJob& job) {
+    return job.allowed.data == nullptr && job.global_positions == nullptr;
+  }
+  __device__ bool sees(const AttentionJob& job, const Sequence& s, int head, int i, int j) const {
+    if (j < begin || j >= end) return false;
+    return is_interval(job) || is_visible(job, s, head, i, j);
+  }
+};
+// The score of a pair that is seen, without bias.
+__device__ inline float capped(const AttentionJob& job, float dot) {
+  const float a = job.scale * dot;
+  return job.softcap > 0 ? job.softcap * tanh_fast(a / job.softcap) : a;
 }
 
 // Sum over the elements of two rows, by a warp: for pairs that need care.

@@ -63,6 +63,11 @@ class CudaBackend final : public Backend {
   AttentionKernels attention_kernels(const AttentionProblem& problem,
                                      const AttentionOptions& options) override;
 
+  // A product for the library: of matrices in a dtype it multiplies.
+  struct Product : MatmulProblem {
+    bool adds = false;  // to what is in y, which it rounds once more
+  };
+
   Device device() const { return {DeviceType::cuda, index_}; }
   // Makes this the current device of the calling thread and returns its stream.
   cudaStream_t stream() const;
@@ -83,7 +88,8 @@ class CudaBackend final : public Backend {
   struct Blas;
   struct Outbox;
   // False where the library has no way to do it.
-  bool product(const MatmulProblem& problem);
+  bool product(const Product& problem);
+  bool product_of_all(const Product& problem);
 
   int index_;
   cudaStream_t stream_ = nullptr;

@@ -128,17 +128,19 @@ void CudaBackend::sum(const Tensor& x, Tensor& y) {
   const bool by_column = innermost(axes.kept) < innermost(axes.summed);
   // Enough blocks for the machine, few enough that adding up their sums is nothing.
   std::int64_t width = cuda::kThreads, least = 64;  // results of a block, terms of a chunk
+  constexpr std::int64_t kMost = 1056;  // blocks: eight for each multiprocessor of an H100
   cuda::dispatch_device(x.dtype(), [&]<class T>() {
     if (!by_column) {
       width = 1;
       least = 16 * cuda::kThreads;
     } else if (cuda::is_matrix(cuda::pointer<const T>(x), axes)) {
       width = 32 * cuda::Pack16<T>::kCount;
+      least = 128;
     }
   });
   const std::int64_t blocks = (axes.results + width - 1) / width;
-  const std::int64_t chunks =
-      std::clamp<std::int64_t>(std::min(1024 / blocks, (axes.terms + least - 1) / least), 1, 1024);
+  const std::int64_t chunks = std::clamp<std::int64_t>(
+      std::min(kMost / blocks, (axes.terms + least - 1) / least), 1, kMost);
   const std::int64_t per_chunk = (axes.terms + chunks - 1) / chunks;
   const Tensor sums = scratch<double>(axes.results * chunks);
   auto* room = static_cast<double*>(sums.raw());

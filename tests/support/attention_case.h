@@ -20,6 +20,10 @@ enum class Layout : std::uint8_t {
   expanded,      // stride 0 over the batch and the key heads of k and v
 };
 
+// All that the scores of a row tell. A GPU's fast kernels have these, `received` not.
+inline constexpr Statistics kRowStatistics = Statistics::max_logit | Statistics::score_moments |
+                                             Statistics::entropy | Statistics::top_weight;
+
 // Shapes of optional tensors: empty = absent. A rank-0 tensor has no use here.
 using Extents = std::vector<std::int64_t>;
 

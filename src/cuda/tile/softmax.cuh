@@ -18,8 +18,11 @@ __device__ inline float exp2_fast(float x) {
   return y;
 }
 // Within 1e-6 of tanh; the tanh instruction errs by 5e-4, too much once multiplied by a softcap.
+// NaN stays NaN.
 __device__ inline float tanh_fast(float x) {
-  return 1 - __fdividef(2.f, exp2_fast(fminf(2 * kLog2e * x, 80.f)) + 1);
+  float exponent;
+  asm("min.NaN.f32 %0, %1, 0f42A00000;" : "=f"(exponent) : "f"(2 * kLog2e * x));  // at most 80
+  return 1 - __fdividef(2.f, exp2_fast(exponent) + 1);
 }
 __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
@@ -32,11 +35,8 @@ __device__ inline float quad_sum(float x) {
 
 // Nobody watches the scores. ScoreWatch (statistics.cuh) says what there is to watch.
 struct NoWatch {
+  static constexpr bool kWatches = false;
   __device__ static float known(float largest) { return largest; }
-  template <int Count>
-  __device__ void look(const float (&)[Count], const float (&)[2]) {}
-  __device__ void rescale(int, float, float, float) {}
-  __device__ void weigh(int, float, float) {}
 };
 
 struct OnlineSoftmax {
@@ -47,6 +47,7 @@ struct OnlineSoftmax {
   static constexpr float kExtreme = 1 << 20;
 
   float maximum[2] = {-kInfinity, -kInfinity};
+  float top[2] = {-kInfinity, -kInfinity};  // the largest score there was, never below `maximum`
   float sum[2] = {0, 0};
 
   // Scores to weights. `factor` is what the earlier weights, and what was made of them, must be
@@ -63,22 +64,30 @@ struct OnlineSoftmax {
         largest = fmaxf(largest, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
       largest_here[r] = Watch::known(quad_max(largest));
     }
-    watch.look(s, largest_here);
+    if constexpr (Watch::kWatches) watch.find_keys(s, largest_here, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float largest = fmaxf(largest_here[r], maximum[r]);
+      float largest = top[r] = fmaxf(largest_here[r], top[r]);
       const bool keep = (largest - maximum[r]) * scale <= kSlack;
       if (keep) largest = maximum[r];
       // A row that has seen nothing has weights 2^(-inf - 0) = 0.
       const float reference = largest == -kInfinity ? 0.f : largest;
       factor[r] = keep ? 1.f : exp2_fast((maximum[r] - reference) * scale);
-      if (!keep) watch.rescale(r, factor[r], (reference - maximum[r]) * scale, sum[r]);
+      if constexpr (Watch::kWatches) {
+        if (!keep) watch.rescale(r, factor[r], (reference - maximum[r]) * scale, sum[r]);
+      }
       maximum[r] = largest;
       shift[r] = reference * scale;
       extreme |= fabsf(shift[r]) > kExtreme;
       sum[r] *= factor[r];
     }
-    if (__any_sync(0xffffffff, extreme)) {
+    extreme = __any_sync(0xffffffff, extreme);
+    bool careful = false;
+    if constexpr (Watch::kWatches) {
+      careful = extreme || watch.masked;
+      if (careful) watch.add_moments(s);
+    }
+    if (extreme) {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         const float largest = maximum[i / 2 % 2];
@@ -86,14 +95,10 @@ struct OnlineSoftmax {
       }
       shift[0] = shift[1] = 0;
     }
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      const int r = i / 2 % 2;
-      const float exponent = fmaf(s[i], scale, -shift[r]);
-      s[i] = exp2_fast(exponent);
-      sum[r] += s[i];
-      watch.weigh(r, exponent, s[i]);
-    }
+    if (careful)
+      weigh<true>(s, scale, shift, watch);
+    else
+      weigh<false>(s, scale, shift, watch);
     return __any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1);
   }
 
@@ -103,6 +108,20 @@ struct OnlineSoftmax {
     for (int r = 0; r < 2; ++r) {
       sum[r] = quad_sum(sum[r]);
       lse[r] = sum[r] == 0 ? -kInfinity : (maximum[r] * scale + log2f(sum[r])) * kLn2;
+    }
+  }
+
+ private:
+  // What is watched is summed up here, where the exponential function leaves room for it.
+  template <bool Careful, int Count, class Watch>
+  __device__ void weigh(float (&s)[Count], float scale, const float (&shift)[2], Watch& watch) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      const int r = i / 2 % 2;
+      const float score = s[i], exponent = fmaf(score, scale, -shift[r]);
+      s[i] = exp2_fast(exponent);
+      sum[r] += s[i];
+      if constexpr (Watch::kWatches) watch.template weigh<Careful>(r, score, exponent, s[i]);
     }
   }
 };

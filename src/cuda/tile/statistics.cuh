@@ -20,45 +20,38 @@ __device__ inline float rows_sum(float x) {  // over the 8 quads of a warp
   return x;
 }
 
-// Watches the thread's two rows. `top` and `top_key` are the same in the quad, sums are the lane's
-// own part until `finish`. Scores are those of the product: times `unit` they are the user's.
+// What a row tells when it is done.
+struct RowTold {
+  float entropy = 0, top_weight = 0, total = 0, squares = 0;
+  int top_key = -1;
+};
+
+// Watches the thread's two rows. `top_key` is the same in the quad, sums are the lane's own part
+// until `finish`. Scores are those of the product: times `unit` they are the user's.
 struct ScoreWatch {
-  float top[2] = {-kInfinity, -kInfinity};
+  static constexpr bool kWatches = true;
   int top_key[2] = {-1, -1};
   float weighted[2] = {0, 0};  // sum of p log2(p), p being weights before the division
   float total[2] = {0, 0}, squares[2] = {0, 0};
-  bool find_moments = true, find_key = true;  // `total` and `squares`; `top_key`
-  int key0 = 0;                               // of the tile that comes next
-  bool masked = false;                        // whether it has hidden pairs
+  bool wants_key = true;  // `top_key`
+  int key0 = 0;           // of the tile that comes next
+  bool masked = false;    // whether it has hidden pairs
 
-  static constexpr float kHiddenScore = -1e37f;  // finite: 0 times it is 0
+  static constexpr float kHiddenScore = -1e37f;  // no score: those are larger
   __device__ static float known(float largest) {
     return largest <= kHiddenScore ? -kInfinity : largest;
   }
 
-  // A tile's scores, and its largest of each row.
+  // Of a tile's scores, whose largest of each row are `largest`; `top` was the largest before.
   template <int Count>
-  __device__ void look(const float (&s)[Count], const float (&largest)[2]) {
-    if (find_moments && masked) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        const float x = s[i] <= kHiddenScore ? 0.f : s[i];
-        total[i / 2 % 2] += x;
-        squares[i / 2 % 2] = fmaf(x, x, squares[i / 2 % 2]);
-      }
-    } else if (find_moments) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        total[i / 2 % 2] += s[i];
-        squares[i / 2 % 2] = fmaf(s[i], s[i], squares[i / 2 % 2]);
-      }
-    }
-    // Tiles come from the last to the first: the smallest key of equals is found last.
+  __device__ void find_keys(const float (&s)[Count], const float (&largest)[2],
+                            const float (&top)[2]) {
+    if (!wants_key) return;
+      // Tiles come from the last to the first: the smallest key of equals is found last.
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool higher = largest[r] > -kInfinity && largest[r] >= top[r];
-      if (higher) top[r] = largest[r];
-      if (!find_key || !__any_sync(0xffffffff, higher)) continue;
+      if (!__any_sync(0xffffffff, higher)) continue;
       int first = Count;
 #pragma unroll
       for (int i = Count - 4; i >= 0; i -= 4) {
@@ -72,29 +65,43 @@ struct ScoreWatch {
       if (higher) top_key[r] = key0 + key;
     }
   }
+  // For tiles that `weigh` is careful with: some scores are hidden, or about to lose their origin.
+  template <int Count>
+  __device__ void add_moments(const float (&s)[Count]) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      const float x = s[i] <= kHiddenScore ? 0.f : s[i];
+      total[i / 2 % 2] += x;
+      squares[i / 2 % 2] = fmaf(x, x, squares[i / 2 % 2]);
+    }
+  }
   // Weights so far are multiplied by `factor` = 2^-distance.
   __device__ void rescale(int r, float factor, float distance, float sum) {
     weighted[r] = sum == 0 ? 0.f : factor * (weighted[r] - distance * sum);
   }
-  __device__ void weigh(int r, float exponent, float weight) {
-    weighted[r] = fmaf(exponent, weight, weighted[r]);
+  template <bool Careful>
+  __device__ void weigh(int r, float score, float exponent, float weight) {
+    if constexpr (Careful) {
+      if (weight != 0) weighted[r] = fmaf(exponent, weight, weighted[r]);
+    } else {
+      total[r] += score;
+      squares[r] = fmaf(score, score, squares[r]);
+      weighted[r] = fmaf(exponent, weight, weighted[r]);
+    }
   }
 
-  // Row r is done: its entropy and largest weight.
-  struct Row {
-    float entropy, top_weight;
-  };
-  __device__ Row finish(int r, float scale, float sum, float lse) {
-    if (sum != sum) top[r] = sum;  // NaN was seen
-    total[r] = quad_sum(total[r]);
-    squares[r] = quad_sum(squares[r]);
+  __device__ void finish(int r, float sum, RowTold& told) const {
+    told.total = quad_sum(total[r]);
+    told.squares = quad_sum(squares[r]);
     const float entropy = (log2f(sum) - quad_sum(weighted[r]) / sum) * kLn2;
-    return {fmaxf(entropy, 0.f), exp2_fast(top[r] * scale - lse * kLog2e)};
+    told.entropy = entropy < 0 ? 0.f : entropy;  // NaN stays
+    told.top_key = top_key[r];
   }
 };
 
-// All rows of the warp together. `visible` counts the keys that rows see, 0 for rows left out.
-__device__ inline WarpSums sum_rows(const ScoreWatch& watch, const ScoreWatch::Row (&rows)[2],
+// All rows of the warp together. `visible` counts the keys that rows see, 0 for rows left out;
+// `top_score` is their largest score.
+__device__ inline WarpSums sum_rows(const RowTold (&rows)[2], const float (&top_score)[2],
                                     const int (&visible)[2], float unit) {
   const bool one = threadIdx.x % 4 == 0;  // of each quad
   float n = 0, total = 0, seeing = 0, entropy = 0, relative = 0, saturated = 0;
@@ -104,13 +111,13 @@ __device__ inline WarpSums sum_rows(const ScoreWatch& watch, const ScoreWatch::R
   for (int r = 0; r < 2; ++r) {
     if (visible[r] == 0 || !one) continue;
     n += float(visible[r]);
-    total += watch.total[r] * unit;
+    total += rows[r].total * unit;
     seeing += 1;
     entropy += rows[r].entropy;
     relative += visible[r] > 1 ? rows[r].entropy / logf(float(visible[r])) : 0.f;
     saturated += rows[r].top_weight > 0.99f ? 1.f : 0.f;
-    top = fmaxf(top, watch.top[r]);
-    unknown |= watch.top[r] != watch.top[r];
+    top = fmaxf(top, top_score[r]);
+    unknown |= top_score[r] != top_score[r];
   }
   WarpSums sums;
   sums.pairs = rows_sum(quad_sum(n));
@@ -119,8 +126,8 @@ __device__ inline WarpSums sum_rows(const ScoreWatch& watch, const ScoreWatch::R
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (visible[r] == 0 || !one) continue;
-    const float mean = watch.total[r] * unit / float(visible[r]);
-    deviation += fmaxf(watch.squares[r] * unit * unit - mean * mean * float(visible[r]), 0.f) +
+    const float mean = rows[r].total * unit / float(visible[r]);
+    deviation += fmaxf(rows[r].squares * unit * unit - mean * mean * float(visible[r]), 0.f) +
                  float(visible[r]) * (mean - sums.mean) * (mean - sums.mean);
   }
   sums.deviation = rows_sum(quad_sum(deviation));
