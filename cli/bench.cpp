@@ -26,7 +26,7 @@ struct BenchOptions {
   Common common;
   BenchCase bench;
   std::string shape = "1,12,12,512,512,64", mask = "full", dtype = "f32", target;
-  std::string statistics;  // none when empty
+  std::string statistics;       // none when empty
   std::int64_t value_size = 0;  // 0 = D
   int repeat = 0;
   bool no_baseline = false, why = false;
