@@ -111,8 +111,8 @@ Cell measure(const Method& method, const Inputs& in, bool backward, Device devic
   const std::size_t before = memory_use(device).now;
   const auto begin = std::chrono::steady_clock::now();
   contender.run();
-  cell.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
-                .count();
+  cell.ms =
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   const std::size_t peak = memory_use(device).peak;
   cell.bytes = peak > before ? peak - before : 0;
   contender.after();

@@ -44,10 +44,13 @@ void run_approx(StudyApproxOptions& o) {
 void add_study_approx(CLI::App& study, Job& job) {
   CLI::App* command = study.add_subcommand(
       "approx", "What Performer, Longformer and Linformer lose on a model's own q, k and v");
-  command->footer(examples("qkv study approx --model path/to/minilm --out approx.svg \"A long text ...\"",
-                           "qkv study approx --model path/to/gpt2 --features 64,4096 --json TEXT"));
+  command->footer(
+      examples("qkv study approx --model path/to/minilm --out approx.svg \"A long text ...\"",
+               "qkv study approx --model path/to/gpt2 --features 64,4096 --json TEXT"));
   const auto o = std::make_shared<StudyApproxOptions>();
-  command->add_option("--model", o->model, "A model's folder (default: the translator that comes with qkv)")
+  command
+      ->add_option("--model", o->model,
+                   "A model's folder (default: the translator that comes with qkv)")
       ->type_name("DIR");
   add_texts(*command, o->texts);
   command->add_option("--features", o->study.features, "Performer: random features")

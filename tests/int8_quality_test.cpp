@@ -57,8 +57,7 @@ TEST(Int8Quality, PerplexityMovesByLittle) {
 }
 
 TEST(Perplexity, IsTheMeanOverAllWindows) {
-  const auto model =
-      load_model(QKV_TEST_DATA "/goldens/gpt2", {.dtype = DType::f32});
+  const auto model = load_model(QKV_TEST_DATA "/goldens/gpt2", {.dtype = DType::f32});
   std::vector<std::int64_t> ids;
   for (int i = 0; i < 30; ++i) ids.push_back((i * 37 + 11) % 90);
   const std::int64_t own = model->info().bos_id >= 0 ? 1 : 0;

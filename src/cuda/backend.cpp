@@ -104,8 +104,8 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cuda");
   // What was freed stays with the process: asking the driver again costs more than a kernel.
   std::uint64_t everything = UINT64_MAX;
-  check_cuda(
-      cudaMemPoolSetAttribute(pool_of(index), cudaMemPoolAttrReleaseThreshold, &everything), "cuda");
+  check_cuda(cudaMemPoolSetAttribute(pool_of(index), cudaMemPoolAttrReleaseThreshold, &everything),
+             "cuda");
   outbox_ = std::make_unique<Outbox>();
 }
 

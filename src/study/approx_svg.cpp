@@ -105,10 +105,10 @@ Plot plot_by_features(const ApproxStudy& study) {
 }  // namespace
 
 std::string to_svg(const ApproxStudy& study) {
-  return study::drawing({std::begin(kMethods), std::end(kMethods)},
-                        {plot_by_cost(study, "output error", &Mean::error),
-                         plot_by_cost(study, "weight error", &Mean::weight_error),
-                         plot_by_features(study)});
+  return study::drawing(
+      {std::begin(kMethods), std::end(kMethods)},
+      {plot_by_cost(study, "output error", &Mean::error),
+       plot_by_cost(study, "weight error", &Mean::weight_error), plot_by_features(study)});
 }
 
 }  // namespace qkv

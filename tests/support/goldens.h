@@ -6,9 +6,7 @@
 
 namespace qkv::test {
 
-inline std::string golden(const std::string& name) {
-  return QKV_TEST_DATA "/goldens/" + name;
-}
+inline std::string golden(const std::string& name) { return QKV_TEST_DATA "/goldens/" + name; }
 
 inline const std::vector<std::string> kGoldens{
     "bart",   "bert-classifier", "bert-masked-lm", "bert-model", "distilbert", "gemma2",  "gpt2",
