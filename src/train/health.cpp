@@ -11,11 +11,30 @@ namespace {
 
 using Values = std::vector<float>;
 
-// [B, H] to H figures: over the batch, by `combine`.
+// What many tensors hold, in one copy: each copy from a device waits until it is idle.
+class Download {
+ public:
+  void add(const Tensor& x) { parts_.push_back(reshape(to(x, DType::f32), {x.numel()})); }
+  void fetch() {
+    if (!parts_.empty()) values_ = concat(parts_, 0).to_vector<float>();
+    next_ = values_.begin();
+  }
+  // In the order they were added.
+  Values take(std::int64_t count) {
+    const Values part(next_, next_ + count);
+    next_ += count;
+    return part;
+  }
+
+ private:
+  std::vector<Tensor> parts_;
+  Values values_;
+  Values::const_iterator next_;
+};
+
+// Figures [B, H] of every head: over the batch, by `combine`.
 template <class Combine>
-Values over_batch(const Tensor& x, Combine&& combine) {
-  const Values all = to(x, DType::f32).to_vector<float>();
-  const auto heads = static_cast<std::size_t>(x.size(1));
+Values over_batch(const Values& all, std::size_t heads, Combine&& combine) {
   Values result(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(heads));
   for (std::size_t i = heads; i < all.size(); ++i) {
     result[i % heads] = combine(result[i % heads], all[i]);
@@ -26,20 +45,25 @@ Values over_batch(const Tensor& x, Combine&& combine) {
 // NaN stays: std::max would drop it on one side.
 float larger(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 
-Values means(const Tensor& x) {
-  Values sums = over_batch(x, [](float a, float b) { return a + b; });
-  for (float& sum : sums) sum /= static_cast<float>(x.size(0));
+Values means(const Values& all, std::size_t heads) {
+  Values sums = over_batch(all, heads, [](float a, float b) { return a + b; });
+  for (float& sum : sums) sum /= static_cast<float>(all.size() / heads);
   return sums;
 }
 
-// The norm of each head of [B, H, S, D]; zeros where there is no gradient.
-Values norms(const Tensor& gradient, std::int64_t heads) {
-  Values result(static_cast<std::size_t>(heads), 0);
-  if (!gradient.defined()) return result;
+// The sum of squares of each head of [B, H, S, D]; undefined where there is no gradient.
+Tensor squares_of(const Tensor& gradient) {
+  if (!gradient.defined()) return {};
   const Tensor wide = to(gradient, DType::f32);
-  const Values squares = sum(mul(wide, wide), {0, 2, 3}).to_vector<float>();
-  const auto share = static_cast<std::size_t>(heads) / squares.size();  // query heads to a key head
-  for (std::size_t h = 0; h < result.size(); ++h) result[h] = std::sqrt(squares[h / share]);
+  return sum(mul(wide, wide), {0, 2, 3});
+}
+
+// Of every query head, from squares of as many heads or of fewer key heads; none: zeros.
+Values norms(const Values& squares, std::size_t heads) {
+  Values result(heads, 0);
+  if (squares.empty()) return result;
+  const std::size_t share = heads / squares.size();
+  for (std::size_t h = 0; h < heads; ++h) result[h] = std::sqrt(squares[h / share]);
   return result;
 }
 
@@ -54,14 +78,26 @@ void watch_scores(Tape& tape, const nn::Training& pass) {
 
 std::vector<HeadHealth> head_health(const nn::Training& pass, const Gradients& gradients) {
   const TapePause pause;
+  Download figures;
+  std::vector<std::int64_t> counts;  // of each tensor that is fetched, in order; 0: there is none
+  for (const nn::AttentionHealth& h : pass.health) {
+    const AttentionStatistics& s = h.statistics;
+    for (const Tensor& x : {s.max_logit, s.score_var, s.entropy_relative, s.saturation,
+                            squares_of(gradients[h.queries]), squares_of(gradients[h.keys])}) {
+      counts.push_back(x.defined() ? x.numel() : 0);
+      if (x.defined()) figures.add(x);
+    }
+  }
+  figures.fetch();
+  auto count = counts.begin();
+  const auto next = [&] { return figures.take(*count++); };
   std::vector<HeadHealth> all;
   for (const nn::AttentionHealth& h : pass.health) {
-    const std::int64_t heads = h.queries.size(1);
-    const AttentionStatistics& s = h.statistics;
-    const Values logits = over_batch(s.max_logit, larger), variances = means(s.score_var);
-    const Values entropies = means(s.entropy_relative), saturations = means(s.saturation);
-    const Values q = norms(gradients[h.queries], heads), k = norms(gradients[h.keys], heads);
-    for (std::size_t i = 0; i < logits.size(); ++i) {
+    const auto heads = static_cast<std::size_t>(h.queries.size(1));
+    const Values logits = over_batch(next(), heads, larger), variances = means(next(), heads);
+    const Values entropies = means(next(), heads), saturations = means(next(), heads);
+    const Values q = norms(next(), heads), k = norms(next(), heads);
+    for (std::size_t i = 0; i < heads; ++i) {
       all.push_back({.name = h.name,
                      .head = static_cast<int>(i),
                      .max_logit = logits[i],
