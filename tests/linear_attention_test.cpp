@@ -9,6 +9,7 @@
 
 #include "expect_error.h"
 #include "qkv/attention.h"
+#include "qkv/autograd.h"
 #include "qkv/ops.h"
 #include "qkv/random.h"
 #include "support/values.h"
@@ -134,6 +135,28 @@ TEST(Performer, WeightsAreThoseItUses) {
         linear_attention_weights(query_features(q, w), key_features(k, w).features, causal);
     EXPECT_LT(relative_distance(matmul(weights, v), performer_attention(q, k, v, w, {}, causal)),
               1e-5);
+  }
+}
+
+// Where nothing is recorded, segments: the same result, of inputs too long for one.
+TEST(Performer, GivesTheSameInSegments) {
+  constexpr std::int64_t kLength = 20000;
+  Generator random(8);
+  const Tensor q = random.normal({1, 4, kLength, 8}), k = random.normal({1, 2, kLength, 8});
+  const Tensor v = random.normal({1, 2, kLength, 6});
+  const Tensor w = orthogonal_directions(32, 8, 5);
+  std::vector<float> seen(kLength, 1);
+  std::fill(seen.begin() + 9000, seen.begin() + 14000, 0.0f);
+  const Tensor visible = Tensor::from(seen, {1, 1, kLength, 1});
+  for (const FeatureKind kind : {FeatureKind::softmax, FeatureKind::relu}) {
+    for (const bool causal : {false, true}) {
+      const FeatureOptions options{.kind = kind, .visible = visible};
+      const Tensor parts = performer_attention(q, k, v, w, options, causal);
+      const Tape tape;
+      const Tensor whole = performer_attention(q, k, v, w, options, causal);
+      EXPECT_EQ(parts.shape(), Shape({1, 4, kLength, 6}));
+      EXPECT_LT(relative_distance(parts, whole), 1e-4) << causal;
+    }
   }
 }
 

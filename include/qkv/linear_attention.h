@@ -46,6 +46,7 @@ enum class FeatureKind : std::uint8_t {
 struct FeatureOptions {
   FeatureKind kind = FeatureKind::softmax;
   std::optional<float> scale{};  // 1/sqrt(D) when absent
+  Tensor visible{};  // [B, 1, Sk, 1], times the features of keys: 0 hides one; all when undefined
 };
 // x [B, H, S, D] and directions f32 [F, D] -> [B, H, S, F]. Exponents are relative to the largest
 // of their row (queries), or of their head (keys): that factor cancels in attention, so it counts
@@ -60,7 +61,8 @@ struct KeyFeatures {
 KeyFeatures key_features(const Tensor& x, const Tensor& directions,
                          const FeatureOptions& options = {}, const Tensor& top_before = {});
 
-// Both halves: softmax(scale Q K^T) V by random features.
+// Both halves: softmax(scale Q K^T) V by random features. Where nothing is recorded, long inputs go
+// through in segments, so that beyond the result memory does not grow with the length.
 Tensor performer_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                            const Tensor& directions, const FeatureOptions& options = {},
                            bool causal = false);

@@ -50,30 +50,33 @@ Tensor PerformerAttention::operator()(const Tensor& x, const AttentionCall& call
   const bool redraws = call.training != nullptr && performer_.redraw > 0;
   const Tensor drawn =
       directions(redraws ? call.training->step / performer_.redraw : 0, x.device());
-  const FeatureOptions options{.kind = performer_.kind, .scale = config().scale};
-  const Tensor visible = visible_keys("performer", call.mask, {x.size(0), x.size(1)}, x.device());
+  const FeatureOptions options{
+      .kind = performer_.kind,
+      .scale = config().scale,
+      .visible = visible_keys("performer", call.mask, {x.size(0), x.size(1)}, x.device())};
+  const bool looks = call.trace != nullptr && (call.trace->attentions || call.trace->on_attention);
+  if (call.cache == nullptr && !looks) {
+    return finish(performer_attention(heads.queries, heads.keys, heads.values, drawn, options,
+                                      config().causal),
+                  x.dtype());
+  }
   const Tensor queries = query_features(heads.queries, drawn, options);
-  const auto features = [&](const Tensor& top_before) {
-    KeyFeatures keys = key_features(heads.keys, drawn, options, top_before);
-    if (visible.defined()) keys.features = mul(keys.features, visible);
-    return keys;
-  };
   const auto look = [&](const Tensor& keys) {
-    if (call.trace == nullptr || (!call.trace->attentions && !call.trace->on_attention)) return;
+    if (!looks) return;
     AttentionOptions like{.scale = config().scale, .mask = call.mask};
     if (config().causal) like.mask = like.mask & Mask::causal();
     trace_weights(call, {heads.queries, heads.keys, heads.values}, like,
                   linear_attention_weights(queries, keys, config().causal));
   };
   if (call.cache == nullptr) {
-    const Tensor keys = features({}).features;
+    const Tensor keys = key_features(heads.keys, drawn, options).features;
     look(keys);
     return finish(linear_attention(queries, keys, heads.values, config().causal), x.dtype());
   }
   check(config().causal, "performer: a cache is for causal attention");
   LinearState& state = call.cache->sums(call.layer, x.size(1));
   if (!state.sums.defined()) state.top = {};
-  const KeyFeatures keys = features(state.top);
+  const KeyFeatures keys = key_features(heads.keys, drawn, options, state.top);
   if (!state.sums.defined()) look(keys.features);  // later keys are sums by then
   const Tensor attended = linear_attention(queries, keys.features, heads.values, keys.decay, state);
   state.top = keys.top;

@@ -1,5 +1,7 @@
 #include "qkv/linear_attention.h"
 
+#include <algorithm>
+
 #include "core/backend.h"
 #include "ops/checks.h"
 #include "qkv/autograd.h"
@@ -14,8 +16,7 @@ struct Parts {
   Tensor queries, keys, values;
 };
 
-// A key head for every query head. f16 would overflow in sums of weights, so it becomes f32.
-Parts arranged(const Tensor& queries, const Tensor& keys, const Tensor& values) {
+void check_parts(const Tensor& queries, const Tensor& keys, const Tensor& values) {
   check_floating("linear_attention", "queries", queries);
   check_floating("linear_attention", "keys", keys);
   check_floating("linear_attention", "values", values);
@@ -29,6 +30,12 @@ Parts arranged(const Tensor& queries, const Tensor& keys, const Tensor& values) 
   const std::int64_t heads = queries.size(1), key_heads = keys.size(1);
   check(key_heads > 0 && heads % key_heads == 0,
         "linear_attention: {} heads are not a multiple of {} key heads", heads, key_heads);
+}
+
+// A key head for every query head. f16 would overflow in sums of weights, so it becomes f32.
+Parts arranged(const Tensor& queries, const Tensor& keys, const Tensor& values) {
+  check_parts(queries, keys, values);
+  const std::int64_t heads = queries.size(1), key_heads = keys.size(1);
   const auto wide = [](const Tensor& x) { return x.dtype() == DType::f16 ? to(x, DType::f32) : x; };
   const auto spread = [&](const Tensor& x) {
     if (heads == key_heads) return x;
@@ -85,6 +92,85 @@ void check_causal(const Tensor& queries, const Tensor& keys, bool causal) {
         keys.shape());
 }
 
+Tensor to_f32(const Tensor& x) { return to(x, DType::f32); }
+
+// Puts keys and values into the sums; returns what the sums were, relative to the new exponent.
+Tensor add_keys(const KeyFeatures& keys, const Tensor& values, LinearState& state) {
+  const Tensor fresh = matmul(transpose(to_f32(keys.features), 2, 3), with_ones(to_f32(values)));
+  Tensor past = state.sums;
+  check(!past.defined() || past.shape() == fresh.shape(),
+        "linear_attention: the state is {}, these keys and values make {}: it is of another model "
+        "or batch",
+        past.shape(), fresh.shape());
+  if (past.defined() && keys.decay.defined()) {
+    past = mul(past, reshape(keys.decay, {fresh.size(0), fresh.size(1), 1, 1}));
+  }
+  state.sums = past.defined() ? add(past, fresh) : fresh;
+  return past;
+}
+
+// A sum for every query head.
+Tensor spread_sums(const Tensor& sums, std::int64_t heads) {
+  const std::int64_t batch = sums.size(0), key_heads = sums.size(1);
+  const std::int64_t f = sums.size(2), w = sums.size(3);
+  const Tensor by_group = reshape(sums, {batch, key_heads, 1, f, w});
+  return reshape(expand(by_group, {batch, key_heads, heads / key_heads, f, w}),
+                 {batch, heads, f, w});
+}
+
+// Features of a segment that stay in a processor's cache, or fill a GPU; f32.
+std::int64_t segment_rows(const Tensor& q, const Tensor& directions) {
+  constexpr std::int64_t kInCache = std::int64_t{1} << 19, kOnGpu = std::int64_t{1} << 26;
+  const std::int64_t each = std::max<std::int64_t>(1, q.size(0) * q.size(1) * directions.size(0));
+  return std::max<std::int64_t>(128, (q.device() == kCpu ? kInCache : kOnGpu) / each);
+}
+
+struct PerformerCall {
+  const Tensor &q, &k, &v, &directions;
+  const FeatureOptions& options;
+  bool causal;
+};
+
+// Keys go into sums and queries through them, a segment at a time.
+Tensor in_segments(const PerformerCall& call, std::int64_t rows) {
+  Tensor out = Tensor::empty({call.q.size(0), call.q.size(1), call.q.size(2), call.v.size(3)},
+                             {call.q.dtype(), call.q.device()});
+  LinearState state;
+  const auto for_segments = [&](std::int64_t length, auto&& use) {
+    for (std::int64_t begin = 0; begin < length; begin += rows) {
+      use([begin, end = std::min(length, begin + rows)](const Tensor& x) {
+        return slice(x, 2, begin, end);
+      });
+    }
+  };
+  const auto keys_of = [&](auto&& cut) {
+    FeatureOptions options = call.options;
+    if (options.visible.defined()) options.visible = cut(options.visible);
+    KeyFeatures keys = key_features(cut(call.k), call.directions, options, state.top);
+    state.top = keys.top;
+    return keys;
+  };
+  const auto queries_of = [&](auto&& cut) {
+    return query_features(cut(call.q), call.directions, call.options);
+  };
+  const auto put = [&](const Tensor& part, Tensor there) {
+    backend(out.device()).copy(part, there);
+  };
+  if (call.causal) {
+    for_segments(call.k.size(2), [&](auto&& cut) {
+      const KeyFeatures keys = keys_of(cut);
+      put(linear_attention(queries_of(cut), keys.features, cut(call.v), keys.decay, state),
+          cut(out));
+    });
+    return out;
+  }
+  for_segments(call.k.size(2), [&](auto&& cut) { add_keys(keys_of(cut), cut(call.v), state); });
+  const Tensor sums = spread_sums(state.sums, call.q.size(1));
+  for_segments(call.q.size(2),
+               [&](auto&& cut) { put(divided(matmul(to_f32(queries_of(cut)), sums)), cut(out)); });
+  return out;
+}
+
 }  // namespace
 
 Tensor linear_attention(const Tensor& queries, const Tensor& keys, const Tensor& values,
@@ -100,38 +186,30 @@ Tensor linear_attention(const Tensor& queries, const Tensor& keys, const Tensor&
 Tensor linear_attention(const Tensor& queries, const Tensor& keys, const Tensor& values,
                         const Tensor& decay, LinearState& state) {
   const TapePause pause;
-  const std::int64_t batch = keys.size(0), key_heads = keys.size(1), count = keys.size(2);
-  const auto f32 = [](const Tensor& x) { return to(x, DType::f32); };
-  const Parts x = arranged(f32(queries), f32(keys), f32(values));
+  const Parts x = arranged(to_f32(queries), to_f32(keys), to_f32(values));
   check_causal(queries, keys, true);
-  const Tensor fresh = matmul(transpose(f32(keys), 2, 3), with_ones(f32(values)));
-  Tensor past = state.sums;
-  check(!past.defined() || past.shape() == fresh.shape(),
-        "linear_attention: the state is {}, these keys and values make {}: it is of another model "
-        "or batch",
-        past.shape(), fresh.shape());
-  if (past.defined() && decay.defined()) {
-    past = mul(past, reshape(decay, {batch, key_heads, 1, 1}));
-  }
-  state.sums = past.defined() ? add(past, fresh) : fresh;
-  const auto spread = [&](const Tensor& sums) {  // a sum for every query head
-    const std::int64_t group = queries.size(1) / key_heads, f = sums.size(2), w = sums.size(3);
-    const Tensor by_group = reshape(sums, {batch, key_heads, 1, f, w});
-    return reshape(expand(by_group, {batch, key_heads, group, f, w}),
-                   {batch, queries.size(1), f, w});
-  };
+  const Tensor past = add_keys({keys, {}, decay}, values, state);
+  const std::int64_t heads = queries.size(1);
   Tensor sums;
-  if (count == 1) {
-    sums = matmul(x.queries, spread(state.sums));
+  if (keys.size(2) == 1) {
+    sums = matmul(x.queries, spread_sums(state.sums, heads));
   } else {
     sums = causal_product(x.queries, x.keys, with_ones(x.values));
-    if (past.defined()) sums = add(sums, matmul(x.queries, spread(past)));
+    if (past.defined()) sums = add(sums, matmul(x.queries, spread_sums(past, heads)));
   }
   return to(divided(sums), queries.dtype());
 }
 
 Tensor performer_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                            const Tensor& directions, const FeatureOptions& options, bool causal) {
+  check_parts(q, k, v);
+  check_causal(q, k, causal);
+  if (!Tape::recording() && directions.defined() && directions.rank() == 2) {
+    const std::int64_t rows = segment_rows(q, directions);
+    if (std::max(q.size(2), k.size(2)) > rows) {
+      return in_segments({q, k, v, directions, options, causal}, rows);
+    }
+  }
   return linear_attention(query_features(q, directions, options),
                           key_features(k, directions, options).features, v, causal);
 }

@@ -123,7 +123,12 @@ Tensor query_features(const Tensor& x, const Tensor& directions, const FeatureOp
 KeyFeatures key_features(const Tensor& x, const Tensor& directions, const FeatureOptions& options,
                          const Tensor& top_before) {
   check_features("key_features", x, directions);
-  if (options.kind == FeatureKind::relu) return {relu_features(x, directions, options), {}, {}};
+  const auto seen = [&](const Tensor& y) {
+    return options.visible.defined() ? mul(y, options.visible) : y;
+  };
+  if (options.kind == FeatureKind::relu) {
+    return {seen(relu_features(x, directions, options)), {}, {}};
+  }
   const Shape heads{x.size(0), x.size(1)};
   check(!top_before.defined() || (top_before.dtype() == DType::f32 && top_before.shape() == heads),
         "key_features: top_before must be f32 {}, got {} {}", heads, top_before.dtype(),
@@ -133,7 +138,8 @@ KeyFeatures key_features(const Tensor& x, const Tensor& directions, const Featur
   result.top = Tensor::full(heads, -std::numeric_limits<double>::infinity(), like);
   result.decay = Tensor::zeros(heads, like);
   if (top_before.defined()) backend(x.device()).copy(top_before, result.top);
-  result.features = softmax_features(x, directions, scale_of(x, options), result.top, result.decay);
+  result.features =
+      seen(softmax_features(x, directions, scale_of(x, options), result.top, result.decay));
   return result;
 }
 
