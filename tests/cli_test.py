@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree
 
 QKV = ""
 SMALL_STUDY = ["study", "scale", "--head-sizes", "16,32", "--keys", "16", "--queries", "16",
@@ -88,11 +89,35 @@ class BenchLong(unittest.TestCase):
             self.assertEqual(len(row["ms"]), 3)
             self.assertTrue(all(ms > 0 for ms in row["ms"]), row)
 
+    def test_draws_time_and_memory(self):
+        with tempfile.TemporaryDirectory() as folder:
+            drawing = os.path.join(folder, "long.svg")
+            run = qkv("bench", "long", "--lengths", "1024,2048", "--heads", "1", "--head-size", "8",
+                      "--out", drawing)
+            self.assertEqual(run.returncode, 0, run.stderr)
+            root = xml.etree.ElementTree.parse(drawing).getroot()
+        texts = [text for element in root.iter() for text in element.itertext()]
+        self.assertTrue(any("memory" in text for text in texts))
+        self.assertIn("2048", texts)
+
     def test_causal_leaves_linformer_out(self):
         run = qkv("bench", "long", "--lengths", "32", "--heads", "1", "--causal")
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertNotIn("linformer ", run.stdout)
         self.assertIn("performer", run.stdout)
+
+
+class StudyApprox(unittest.TestCase):
+    def test_looks_at_the_model_that_comes_along(self):
+        with tempfile.TemporaryDirectory() as folder:
+            drawing = os.path.join(folder, "approx.svg")
+            run = qkv("study", "approx", "--features", "16,64", "Le chat dort.", "--windows", "4",
+                      "--lengths", "2", "--out", drawing, "--json")
+            self.assertEqual(run.returncode, 0, run.stderr)
+            xml.etree.ElementTree.parse(drawing)
+        rows = json.loads(run.stdout)["rows"]
+        self.assertEqual({(row["method"], row["size"]) for row in rows},
+                         {("performer", 16), ("performer", 64), ("longformer", 4), ("linformer", 2)})
 
 
 class Quantize(unittest.TestCase):
