@@ -55,7 +55,7 @@ Values means(const Values& all, std::size_t heads) {
 Tensor squares_of(const Tensor& gradient) {
   if (!gradient.defined()) return {};
   const Tensor wide = to(gradient, DType::f32);
-  return sum(mul(wide, wide), {0, 2, 3});
+  return sum(sum(mul(wide, wide), {2, 3}), {0});  // along memory, then the little that is left
 }
 
 // Of every query head, from squares of as many heads or of fewer key heads; none: zeros.
