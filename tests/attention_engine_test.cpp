@@ -11,6 +11,7 @@
 
 #include "cpu/decode_engine.h"
 #include "qkv/cpu.h"
+#include "support/targets.h"
 
 namespace qkv::cpu {
 namespace {
@@ -105,7 +106,7 @@ void check_shapes(const AttentionEngine& engine) {
 
 TEST(AttentionEngine, MultipliesTilesOfEveryShape) {
   const std::string before = cpu_target();
-  for (const std::string& target : cpu_targets()) {
+  for (const std::string& target : test::tested_targets()) {
     SCOPED_TRACE(target);
     set_cpu_target(target);
     check_shapes<float>(attention_engine(DType::f32));

@@ -12,6 +12,7 @@
 #include "core/dispatch.h"
 #include "qkv/cpu.h"
 #include "qkv/threads.h"
+#include "support/targets.h"
 
 namespace qkv {
 namespace {
@@ -25,7 +26,7 @@ Backend& cpu() { return backend(Device{}); }
 template <class Body>
 void on_every_target(Body body) {
   const std::string before = cpu_target();
-  for (const std::string& target : cpu_targets()) {
+  for (const std::string& target : test::tested_targets()) {
     SCOPED_TRACE(target);
     set_cpu_target(target);
     body();

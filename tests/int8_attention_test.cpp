@@ -16,6 +16,7 @@
 #include "qkv/quantize.h"
 #include "qkv/random.h"
 #include "support/goldens.h"
+#include "support/targets.h"
 #include "support/values.h"
 
 namespace qkv {
@@ -28,7 +29,7 @@ using test::values_of;
 template <class Body>
 void on_every_target(Body body) {
   const std::string before = cpu_target();
-  for (const std::string& target : cpu_targets()) {
+  for (const std::string& target : test::tested_targets()) {
     SCOPED_TRACE(target);
     set_cpu_target(target);
     body();

@@ -14,6 +14,7 @@
 #include "qkv/quantize.h"
 #include "qkv/random.h"
 #include "qkv/threads.h"
+#include "support/targets.h"
 #include "support/values.h"
 
 namespace qkv {
@@ -26,7 +27,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 template <class Body>
 void on_every_target(Body body) {
   const std::string before = cpu_target();
-  for (const std::string& target : cpu_targets()) {
+  for (const std::string& target : test::tested_targets()) {
     SCOPED_TRACE(target);
     set_cpu_target(target);
     body();

@@ -8,6 +8,7 @@
 #include "qkv/error.h"
 #include "qkv/threads.h"
 #include "support/op_check.h"
+#include "support/targets.h"
 #include "support/values.h"
 
 namespace qkv::test {
@@ -46,7 +47,7 @@ TEST_P(Ops, MatchFloat64OnEveryTarget) {
       for (const Strides strides : kStrides) {
         const OpInputs in = make_op_inputs(row, shapes, dtype, strides);
         const Arrays expected = row.reference(in.arrays, rounding_of(dtype));
-        for (const std::string& target : cpu_targets()) {
+        for (const std::string& target : test::tested_targets()) {
           set_cpu_target(target);
           const Tensors got = row.op(in.tensors);
           ASSERT_EQ(got.size(), expected.size());
@@ -69,7 +70,7 @@ TEST_P(Ops, HaveTheGradientsOfDifferenceQuotients) {
       const Arrays expected = difference_quotients(row, plain.arrays);
       for (const Strides strides : kStrides) {
         const OpInputs in = make_op_inputs(row, shapes, dtype, strides);
-        for (const std::string& target : cpu_targets()) {
+        for (const std::string& target : test::tested_targets()) {
           set_cpu_target(target);
           const OpGradients got = run_with_tape(row, in.tensors);
           if (got.gradients.empty()) continue;
@@ -105,7 +106,7 @@ TEST_P(Ops, MatchFloat64WhereTheyAreLarge) {
   const OpRow& row = GetParam();
   const OpInputs in = make_op_inputs(row, row.large, DType::f32, Strides::row_major);
   const Arrays expected = row.reference(in.arrays, rounding_of(DType::f32));
-  for (const std::string& target : cpu_targets()) {
+  for (const std::string& target : test::tested_targets()) {
     set_cpu_target(target);
     const Tensors got = row.op(in.tensors);
     for (std::size_t i = 0; i < got.size(); ++i) {

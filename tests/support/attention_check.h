@@ -11,6 +11,7 @@
 #include "qkv/threads.h"
 #include "support/attention_case.h"
 #include "support/attention_reference.h"
+#include "support/targets.h"
 
 namespace qkv::test {
 
@@ -43,7 +44,7 @@ template <class F>
 void for_each_target(F&& body) {
   const KeepSettings keep;
   if (tests_run_on(DeviceType::cpu)) {
-    for (const std::string& target : cpu_targets()) {
+    for (const std::string& target : test::tested_targets()) {
       set_cpu_target(target);
       SCOPED_TRACE("target " + target);
       body();

@@ -1,0 +1,22 @@
+// The SIMD targets that tests walk over.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "qkv/cpu.h"
+
+namespace qkv::test {
+
+// All that the machine has. Under a sanitizer, which makes everything ten times slower, the best
+// one and AVX2: the others run the same source in other widths.
+inline std::vector<std::string> tested_targets() {
+  std::vector<std::string> targets = cpu_targets();
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  const std::string best = targets.front();
+  std::erase_if(targets, [&](const std::string& name) { return name != best && name != "avx2"; });
+#endif
+  return targets;
+}
+
+}  // namespace qkv::test
