@@ -32,18 +32,20 @@ void check_parts(const Tensor& queries, const Tensor& keys, const Tensor& values
         "linear_attention: {} heads are not a multiple of {} key heads", heads, key_heads);
 }
 
+// [B, Hk, ...] with a head for every query head.
+Tensor spread(const Tensor& x, std::int64_t heads) {
+  const std::int64_t b = x.size(0), key_heads = x.size(1), s = x.size(2), d = x.size(3);
+  if (heads == key_heads) return x;
+  const Tensor by_group = reshape(x, {b, key_heads, 1, s, d});
+  return reshape(expand(by_group, {b, key_heads, heads / key_heads, s, d}), {b, heads, s, d});
+}
+
 // A key head for every query head. f16 would overflow in sums of weights, so it becomes f32.
 Parts arranged(const Tensor& queries, const Tensor& keys, const Tensor& values) {
   check_parts(queries, keys, values);
-  const std::int64_t heads = queries.size(1), key_heads = keys.size(1);
+  const std::int64_t heads = queries.size(1);
   const auto wide = [](const Tensor& x) { return x.dtype() == DType::f16 ? to(x, DType::f32) : x; };
-  const auto spread = [&](const Tensor& x) {
-    if (heads == key_heads) return x;
-    const std::int64_t b = x.size(0), s = x.size(2), d = x.size(3);
-    const Tensor by_group = reshape(x, {b, key_heads, 1, s, d});
-    return reshape(expand(by_group, {b, key_heads, heads / key_heads, s, d}), {b, heads, s, d});
-  };
-  return {wide(queries), spread(wide(keys)), spread(wide(values))};
+  return {wide(queries), spread(wide(keys), heads), spread(wide(values), heads)};
 }
 
 // Values and a column of ones: the sum of weights comes with the weighted sum.
@@ -109,15 +111,6 @@ Tensor add_keys(const KeyFeatures& keys, const Tensor& values, LinearState& stat
   return past;
 }
 
-// A sum for every query head.
-Tensor spread_sums(const Tensor& sums, std::int64_t heads) {
-  const std::int64_t batch = sums.size(0), key_heads = sums.size(1);
-  const std::int64_t f = sums.size(2), w = sums.size(3);
-  const Tensor by_group = reshape(sums, {batch, key_heads, 1, f, w});
-  return reshape(expand(by_group, {batch, key_heads, heads / key_heads, f, w}),
-                 {batch, heads, f, w});
-}
-
 // Features of a segment that stay in a processor's cache, or fill a GPU; f32.
 std::int64_t segment_rows(const Tensor& q, const Tensor& directions) {
   constexpr std::int64_t kInCache = std::int64_t{1} << 19, kOnGpu = std::int64_t{1} << 26;
@@ -165,7 +158,7 @@ Tensor in_segments(const PerformerCall& call, std::int64_t rows) {
     return out;
   }
   for_segments(call.k.size(2), [&](auto&& cut) { add_keys(keys_of(cut), cut(call.v), state); });
-  const Tensor sums = spread_sums(state.sums, call.q.size(1));
+  const Tensor sums = spread(state.sums, call.q.size(1));
   for_segments(call.q.size(2),
                [&](auto&& cut) { put(divided(matmul(to_f32(queries_of(cut)), sums)), cut(out)); });
   return out;
@@ -192,10 +185,10 @@ Tensor linear_attention(const Tensor& queries, const Tensor& keys, const Tensor&
   const std::int64_t heads = queries.size(1);
   Tensor sums;
   if (keys.size(2) == 1) {
-    sums = matmul(x.queries, spread_sums(state.sums, heads));
+    sums = matmul(x.queries, spread(state.sums, heads));
   } else {
     sums = causal_product(x.queries, x.keys, with_ones(x.values));
-    if (past.defined()) sums = add(sums, matmul(x.queries, spread_sums(past, heads)));
+    if (past.defined()) sums = add(sums, matmul(x.queries, spread(past, heads)));
   }
   return to(divided(sums), queries.dtype());
 }
@@ -204,7 +197,7 @@ Tensor performer_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                            const Tensor& directions, const FeatureOptions& options, bool causal) {
   check_parts(q, k, v);
   check_causal(q, k, causal);
-  if (!Tape::recording() && directions.defined() && directions.rank() == 2) {
+  if (!Tape::recording() && k.size(2) > 0 && directions.defined() && directions.rank() == 2) {
     const std::int64_t rows = segment_rows(q, directions);
     if (std::max(q.size(2), k.size(2)) > rows) {
       return in_segments({q, k, v, directions, options, causal}, rows);
