@@ -325,10 +325,42 @@ __device__ void store_rows(const Params& p, const Work& work, int row, const flo
   }
 }
 
+template <class S>
+__device__ WarpSums& sums_of_warp(const Params& p, const Work& work, int row) {
+  const std::int64_t pair = std::int64_t(work.index) * p.heads + work.head;
+  return p.sums[pair * (p.row_blocks * S::Rows / 16) + (work.row0 + row) / 16];
+}
+
+// The largest score of rows `row` and `row + 8` of the block. The sum knows of NaN, which a maximum
+// does not.
+__device__ inline float largest_score(const OnlineSoftmax& softmax, int r) {
+  const float sum = softmax.sum[r];
+  return sum != sum && softmax.top[r] != kInfinity ? sum : softmax.top[r];
+}
+
+// All that a pass without a watch can tell: the largest logit.
+template <class S>
+__device__ void store_largest(const Params& p, const Work& work, int row,
+                              const OnlineSoftmax& softmax) {
+  float top = -kInfinity;
+  bool unknown = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (row + 8 * r >= work.seeing || softmax.sum[r] == 0) continue;
+    top = fmaxf(top, largest_score(softmax, r));
+    unknown |= isnan(largest_score(softmax, r));
+  }
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
+  unknown = __any_sync(0xffffffff, unknown);
+  if (threadIdx.x % 32 == 0)
+    sums_of_warp<S>(p, work, row).max_logit = unknown ? NAN : top * (p.scale / kLog2e);
+}
+
 // What rows `row` and `row + 8` of the block have told, and the warp's sums.
-template <class S, class Watch>
-__device__ void store_statistics(const Params& p, const Work& work, int row, const Watch& watch,
-                                 const OnlineSoftmax& softmax) {
+template <class S>
+__device__ void store_statistics(const Params& p, const Work& work, int row,
+                                 const ScoreWatch& watch, const OnlineSoftmax& softmax) {
   RowTold told[2];
   int visible[2];
   float top[2];
@@ -339,9 +371,8 @@ __device__ void store_statistics(const Params& p, const Work& work, int row, con
     const float sum = softmax.sum[r];
     const bool sees = at < work.seeing && seen.begin < seen.end && sum != 0;
     visible[r] = sees ? seen.end - seen.begin : 0;
-    // The sum knows of NaN, which a maximum does not.
-    top[r] = sum != sum && softmax.top[r] != kInfinity ? sum : softmax.top[r];
-    if constexpr (S::Statistics) watch.finish(r, sum, told[r]);
+    top[r] = largest_score(softmax, r);
+    watch.finish(r, sum, told[r]);
     told[r].top_weight = exp2_fast((top[r] - softmax.maximum[r]) * p.scale) / sum;
     if (at < work.rows && threadIdx.x % 4 == 0) {
       const std::int64_t i = (std::int64_t(work.q_batch) * p.heads + work.head) * p.q_rows +
@@ -353,9 +384,7 @@ __device__ void store_statistics(const Params& p, const Work& work, int row, con
     }
   }
   const WarpSums sums = sum_rows(told, top, visible, p.scale / kLog2e);
-  if (threadIdx.x % 32 == 0)
-    p.sums[(std::int64_t(work.index) * p.heads + work.head) * (p.row_blocks * S::Rows / 16) +
-           (work.row0 + row) / 16] = sums;
+  if (threadIdx.x % 32 == 0) sums_of_warp<S>(p, work, row) = sums;
 }
 
 template <class S>
@@ -482,7 +511,10 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     factor[0] = softmax.sum[0] == 0 ? 0 : 1 / softmax.sum[0];
     factor[1] = softmax.sum[1] == 0 ? 0 : 1 / softmax.sum[1];
     store_rows<S>(p, work, row, o, factor, lse);
-    if (p.sums) store_statistics<S>(p, work, row, watch, softmax);
+    if constexpr (S::Statistics)
+      store_statistics<S>(p, work, row, watch, softmax);
+    else if (p.sums)
+      store_largest<S>(p, work, row, softmax);
     reader.release();
   }
 }
@@ -629,17 +661,17 @@ void launch_for(const Sm90Forward& call, cudaStream_t stream) {
   const bool watched = call.statistics && call.statistics->need_a_watch();
   if (call.head_size <= 64) {
     if (call.softcap > 0) return launch<Shape<T, 64, 128, 3, 2, true>>(call, stream);
-    if (watched) return launch<Shape<T, 64, 128, 3, 4, false, true>>(call, stream);
+    if (watched) return launch<Shape<T, 64, 112, 3, 4, false, true>>(call, stream);
     return launch<Shape<T, 64, 128, 3, 4>>(call, stream);
   }
   if (call.head_size <= 128) {
     if (call.softcap > 0) return launch<Shape<T, 128, 128, 2, 2, true>>(call, stream);
-    if (watched) return launch<Shape<T, 128, 128, 2, 3, false, true>>(call, stream);
+    if (watched) return launch<Shape<T, 128, 128, 2, 2, false, true>>(call, stream);
     if (cut) return launch<Shape<T, 128, 128, 2, 2>>(call, stream);
     return launch<Shape<T, 128, 176, 2, 2>>(call, stream);
   }
   if (call.softcap > 0) return launch<Shape<T, 256, 64, 2, 2, true>>(call, stream);
-  if (watched) return launch<Shape<T, 256, 80, 2, 2, false, true>>(call, stream);
+  if (watched) return launch<Shape<T, 256, 64, 2, 2, false, true>>(call, stream);
   return launch<Shape<T, 256, 80, 2, 2>>(call, stream);
 }
 
@@ -658,6 +690,8 @@ const char* why_not_sm90_forward(const Sm90Forward& call) {
     return "head size is not a multiple of 8 up to 256";
   if (!(call.scale > 0)) return "scale is not positive";
   if (call.statistics && call.softcap > 0) return "statistics with softcap";
+  if (call.statistics && call.scale > ScoreWatch::kLargestScale)
+    return "statistics with a large scale";
   const auto mapped = [&](const void* data, const Sm90Strides& s) {
     return can_map({data, 0, 0, 0, 0, s.batch, s.head, s.row});
   };

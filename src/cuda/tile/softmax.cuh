@@ -35,8 +35,15 @@ __device__ inline float quad_sum(float x) {
 
 // Nobody watches the scores. ScoreWatch (statistics.cuh) says what there is to watch.
 struct NoWatch {
-  static constexpr bool kWatches = false;
   __device__ static float known(float largest) { return largest; }
+  __device__ static bool counts() { return true; }
+  __device__ void count(int, float, float) {}
+  template <int Count>
+  __device__ void count_carefully(const float (&)[Count]) {}
+  template <int Count>
+  __device__ void find_keys(const float (&)[Count], const float (&)[2], const float (&)[2]) {}
+  __device__ void rescale(int, float, float, float) {}
+  __device__ void weigh(int, float, float) {}
 };
 
 struct OnlineSoftmax {
@@ -56,15 +63,13 @@ struct OnlineSoftmax {
   __device__ bool step(float (&s)[Count], float scale, float (&factor)[2], Watch& watch) {
     float shift[2], largest_here[2];
     bool extreme = false;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float largest = s[2 * r];
-#pragma unroll
-      for (int i = 0; i < Count; i += 4)
-        largest = fmaxf(largest, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
-      largest_here[r] = Watch::known(quad_max(largest));
+    if (watch.counts()) {
+      largest_of<true>(s, largest_here, watch);
+    } else {
+      watch.count_carefully(s);
+      largest_of<false>(s, largest_here, watch);
     }
-    if constexpr (Watch::kWatches) watch.find_keys(s, largest_here, top);
+    watch.find_keys(s, largest_here, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float largest = top[r] = fmaxf(largest_here[r], top[r]);
@@ -73,21 +78,13 @@ struct OnlineSoftmax {
       // A row that has seen nothing has weights 2^(-inf - 0) = 0.
       const float reference = largest == -kInfinity ? 0.f : largest;
       factor[r] = keep ? 1.f : exp2_fast((maximum[r] - reference) * scale);
-      if constexpr (Watch::kWatches) {
-        if (!keep) watch.rescale(r, factor[r], (reference - maximum[r]) * scale, sum[r]);
-      }
+      if (!keep) watch.rescale(r, factor[r], (reference - maximum[r]) * scale, sum[r]);
       maximum[r] = largest;
       shift[r] = reference * scale;
       extreme |= fabsf(shift[r]) > kExtreme;
       sum[r] *= factor[r];
     }
-    extreme = __any_sync(0xffffffff, extreme);
-    bool careful = false;
-    if constexpr (Watch::kWatches) {
-      careful = extreme || watch.masked;
-      if (careful) watch.add_moments(s);
-    }
-    if (extreme) {
+    if (__any_sync(0xffffffff, extreme)) {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         const float largest = maximum[i / 2 % 2];
@@ -95,10 +92,14 @@ struct OnlineSoftmax {
       }
       shift[0] = shift[1] = 0;
     }
-    if (careful)
-      weigh<true>(s, scale, shift, watch);
-    else
-      weigh<false>(s, scale, shift, watch);
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      const int r = i / 2 % 2;
+      const float exponent = fmaf(s[i], scale, -shift[r]);
+      s[i] = exp2_fast(exponent);
+      sum[r] += s[i];
+      watch.weigh(r, exponent, s[i]);
+    }
     return __any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1);
   }
 
@@ -112,16 +113,19 @@ struct OnlineSoftmax {
   }
 
  private:
-  // What is watched is summed up here, where the exponential function leaves room for it.
-  template <bool Careful, int Count, class Watch>
-  __device__ void weigh(float (&s)[Count], float scale, const float (&shift)[2], Watch& watch) {
+  // Comparing and adding are the work of different units: what is added up of the scores is added
+  // here.
+  template <bool Counts, int Count, class Watch>
+  __device__ void largest_of(const float (&s)[Count], float (&largest)[2], Watch& watch) {
 #pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      const int r = i / 2 % 2;
-      const float score = s[i], exponent = fmaf(score, scale, -shift[r]);
-      s[i] = exp2_fast(exponent);
-      sum[r] += s[i];
-      if constexpr (Watch::kWatches) watch.template weigh<Careful>(r, score, exponent, s[i]);
+    for (int r = 0; r < 2; ++r) {
+      largest[r] = s[2 * r];
+#pragma unroll
+      for (int i = 2 * r; i < Count; i += 4) {
+        largest[r] = fmaxf(largest[r], fmaxf(s[i], s[i + 1]));
+        if (Counts) watch.count(r, s[i], s[i + 1]);
+      }
+      largest[r] = Watch::known(quad_max(largest[r]));
     }
   }
 };

@@ -29,7 +29,6 @@ struct RowTold {
 // Watches the thread's two rows. `top_key` is the same in the quad, sums are the lane's own part
 // until `finish`. Scores are those of the product: times `unit` they are the user's.
 struct ScoreWatch {
-  static constexpr bool kWatches = true;
   int top_key[2] = {-1, -1};
   float weighted[2] = {0, 0};  // sum of p log2(p), p being weights before the division
   float total[2] = {0, 0}, squares[2] = {0, 0};
@@ -37,11 +36,28 @@ struct ScoreWatch {
   int key0 = 0;           // of the tile that comes next
   bool masked = false;    // whether it has hidden pairs
 
-  static constexpr float kHiddenScore = -1e37f;  // no score: those are larger
+  // No score: those are larger. Finite, so that a weight of 0 times it is 0, while the scale is at
+  // most kLargestScale.
+  static constexpr float kHiddenScore = -1e37f, kLargestScale = 16;
   __device__ static float known(float largest) {
     return largest <= kHiddenScore ? -kInfinity : largest;
   }
 
+  // Moments of a tile's scores: two by two where all of them count.
+  __device__ bool counts() const { return !masked; }
+  __device__ void count(int r, float first, float second) {
+    total[r] += first + second;
+    squares[r] = fmaf(first, first, fmaf(second, second, squares[r]));
+  }
+  template <int Count>
+  __device__ void count_carefully(const float (&s)[Count]) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      const float x = s[i] <= kHiddenScore ? 0.f : s[i];
+      total[i / 2 % 2] += x;
+      squares[i / 2 % 2] = fmaf(x, x, squares[i / 2 % 2]);
+    }
+  }
   // Of a tile's scores, whose largest of each row are `largest`; `top` was the largest before.
   template <int Count>
   __device__ void find_keys(const float (&s)[Count], const float (&largest)[2],
@@ -65,29 +81,12 @@ struct ScoreWatch {
       if (higher) top_key[r] = key0 + key;
     }
   }
-  // For tiles that `weigh` is careful with: some scores are hidden, or about to lose their origin.
-  template <int Count>
-  __device__ void add_moments(const float (&s)[Count]) {
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      const float x = s[i] <= kHiddenScore ? 0.f : s[i];
-      total[i / 2 % 2] += x;
-      squares[i / 2 % 2] = fmaf(x, x, squares[i / 2 % 2]);
-    }
-  }
   // Weights so far are multiplied by `factor` = 2^-distance.
   __device__ void rescale(int r, float factor, float distance, float sum) {
     weighted[r] = sum == 0 ? 0.f : factor * (weighted[r] - distance * sum);
   }
-  template <bool Careful>
-  __device__ void weigh(int r, float score, float exponent, float weight) {
-    if constexpr (Careful) {
-      if (weight != 0) weighted[r] = fmaf(exponent, weight, weighted[r]);
-    } else {
-      total[r] += score;
-      squares[r] = fmaf(score, score, squares[r]);
-      weighted[r] = fmaf(exponent, weight, weighted[r]);
-    }
+  __device__ void weigh(int r, float exponent, float weight) {
+    weighted[r] = fmaf(exponent, weight, weighted[r]);
   }
 
   __device__ void finish(int r, float sum, RowTold& told) const {

@@ -79,8 +79,10 @@ __device__ void wgmma_wait(float (&done)[Count]) {
 #define QKV_BINDS_32 QKV_B8(0), QKV_B8(8), QKV_B8(16), QKV_B8(24)
 #define QKV_NAMES_40 QKV_NAMES_32 "," QKV_N4
 #define QKV_BINDS_40 QKV_BINDS_32, QKV_B8(32)
-#define QKV_NAMES_64 QKV_NAMES_40 "," QKV_N5 "," QKV_N6 "," QKV_N7
-#define QKV_BINDS_64 QKV_BINDS_40, QKV_B8(40), QKV_B8(48), QKV_B8(56)
+#define QKV_NAMES_56 QKV_NAMES_40 "," QKV_N5 "," QKV_N6
+#define QKV_BINDS_56 QKV_BINDS_40, QKV_B8(40), QKV_B8(48)
+#define QKV_NAMES_64 QKV_NAMES_56 "," QKV_N7
+#define QKV_BINDS_64 QKV_BINDS_56, QKV_B8(56)
 #define QKV_NAMES_88 QKV_NAMES_64 "," QKV_N8 "," QKV_N9 "," QKV_N10
 #define QKV_BINDS_88 QKV_BINDS_64, QKV_B8(64), QKV_B8(72), QKV_B8(80)
 #define QKV_NAMES_128 QKV_NAMES_88 "," QKV_N11 "," QKV_N12 "," QKV_N13 "," QKV_N14 "," QKV_N15
@@ -104,17 +106,21 @@ __device__ void wgmma_wait(float (&done)[Count]) {
       : QKV_BINDS_##r                                                                            \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(int(LayoutB)))
 
-#define QKV_EACH_WIDTH(instruction)                   \
-  if constexpr (N == 64)                              \
-    instruction(64, 32, 32, 33, 34, 35, 36, 37, 38);  \
-  else if constexpr (N == 80)                         \
-    instruction(80, 40, 40, 41, 42, 43, 44, 45, 46);  \
-  else if constexpr (N == 128)                        \
-    instruction(128, 64, 64, 65, 66, 67, 68, 69, 70); \
-  else if constexpr (N == 176)                        \
-    instruction(176, 88, 88, 89, 90, 91, 92, 93, 94); \
-  else if constexpr (N == 256)                        \
-    instruction(256, 128, 128, 129, 130, 131, 132, 133, 134);
+#define QKV_EACH_WIDTH(instruction)                           \
+  if constexpr (N == 64)                                      \
+    instruction(64, 32, 32, 33, 34, 35, 36, 37, 38);          \
+  else if constexpr (N == 80)                                 \
+    instruction(80, 40, 40, 41, 42, 43, 44, 45, 46);          \
+  else if constexpr (N == 112)                                \
+    instruction(112, 56, 56, 57, 58, 59, 60, 61, 62);         \
+  else if constexpr (N == 128)                                \
+    instruction(128, 64, 64, 65, 66, 67, 68, 69, 70);         \
+  else if constexpr (N == 176)                                \
+    instruction(176, 88, 88, 89, 90, 91, 92, 93, 94);         \
+  else if constexpr (N == 256)                                \
+    instruction(256, 128, 128, 129, 130, 131, 132, 133, 134); \
+  else                                                        \
+    static_assert(N == 0, "a width that is not in this list");
 
 // d += a b, or d = a b when `accumulate` is 0.
 template <class T, Contiguous LayoutA, Contiguous LayoutB, int Count>
