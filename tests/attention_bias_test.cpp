@@ -121,6 +121,19 @@ TEST_P(AttentionBias, MinusInfinityIsAMask) {
   check_attention(in);
 }
 
+// Where a tile has no other reason to look for hidden keys.
+TEST_P(AttentionBias, MinusInfinityHasNoStatistics) {
+  for (const std::int64_t keys : {32, 64, 160}) {
+    check_attention({.name = "whole tiles",
+                     .queries = 32,
+                     .keys = keys,
+                     .bias = {1, 1, 32, keys},
+                     .bias_hides = true,
+                     .statistics = Statistics::all},
+                    GetParam());
+  }
+}
+
 TEST_P(AttentionBias, Slopes) {
   for (const Extents& form : std::vector<Extents>{{kH}, {1, kH}, {kB, kH}}) {
     for (const bool causal : {false, true}) {

@@ -50,6 +50,7 @@ std::vector<Part> masks() {
        [](C& c) {
          c.global = {kBatch, kKeys};
        }},
+      {"global at the front", Kind::global, [](C& c) { c.global_first = 3; }},
       {"offset 3", Kind::offset, [](C& c) { c.offset = 3; }},
       {"offset -7", Kind::offset, [](C& c) { c.offset = -7; }},
       {"offset 60", Kind::offset, [](C& c) { c.offset = 60; }},

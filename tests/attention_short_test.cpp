@@ -52,6 +52,7 @@ TEST_P(AttentionShort, AnyMask) {
   check("offset", [](C& c) { c.causal = true, c.offset = -4; });
   check("allowed", [](C& c) { c.allowed = {3, 2, 19, 23}; });
   check("global", [](C& c) { c.left = c.right = 1, c.global = {3, 23}; });
+  check("global first", [](C& c) { c.left = c.right = 1, c.global_first = 2; });
   check("softcap", [](C& c) { c.softcap = 1.5f, c.scale = 0.7f; });
   check("dropout", [](C& c) { c.dropout = 0.3f; });
   check("long dropout", [](C& c) { c.dropout = 0.3f, c.queries = 90, c.keys = 128; });

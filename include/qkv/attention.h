@@ -38,6 +38,7 @@ struct Mask {
   Tensor allowed_pairs{};                // boolean, broadcastable to [B, H, Sq, Sk]
   Tensor global_positions{};             // boolean [Sk] or [B, Sk]: sees, and is seen, outside
                                          // the window; query i is position i + o
+  std::int64_t global_first = 0;         // so are the positions before this one
 
   static Mask causal(Align align = Align::bottom_right);
   static Mask window(std::int64_t left, std::int64_t right);
@@ -46,6 +47,8 @@ struct Mask {
   static Mask allowed(Tensor pairs);
   // Exempts these positions from the window it is combined with.
   static Mask global(Tensor positions);
+  // The same for the first `count` positions: these a GPU can tell apart without looking.
+  static Mask global(std::int64_t count);
   static Mask at_offset(std::int64_t offset);
   static Mask at_offset(Tensor per_sequence);
 

@@ -31,6 +31,7 @@ class LongformerAttention final : public ProjectedAttention {
 
  private:
   bool is_dilated() const;
+  Mask global_mask(const AttentionCall& call) const;
   Tensor attend_to(const Heads& heads, const AttentionCall& call) const;
   Tensor attend_dilated(const Heads& heads, const AttentionCall& call) const;
   Tensor attend_to_cache(const Heads& heads, const AttentionCall& call) const;

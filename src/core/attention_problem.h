@@ -29,17 +29,20 @@ struct AttentionProblem {
   std::uint64_t seed = 0;
   bool causal = false;
   std::int64_t left = -1, right = -1;
-  Tensor allowed;           // boolean [B, H, Sq, Sk] by expand (strides may be 0), or undefined
-  Tensor global_positions;  // boolean [B, Sk] by expand, or undefined
-  Tensor bias;              // floating [B, H, Sq, Sk] by expand, or undefined
-  Tensor slopes;            // f32 [B, H] by expand, or undefined
-  Tensor table;             // f32 [buckets, H], or undefined
+  Tensor allowed;  // boolean [B, H, Sq, Sk] by expand (strides may be 0), or undefined
+  // Of a window, undefined and 0 without one. Positions are boolean [B, Sk] by expand.
+  Tensor global_positions;
+  std::int64_t global_first = 0;  // at most Sk
+  Tensor bias;                    // floating [B, H, Sq, Sk] by expand, or undefined
+  Tensor slopes;                  // f32 [B, H] by expand, or undefined
+  Tensor table;                   // f32 [buckets, H], or undefined
   bool bidirectional = true;
   std::int64_t max_distance = 128;
   Tensor sinks;  // f32 [H] contiguous, or undefined
   bool deterministic = true;
 
   std::int64_t group() const { return heads / key_heads; }
+  bool has_global() const { return global_positions.defined() || global_first > 0; }
   bool has_diagonal_bias() const { return slopes.defined() || table.defined(); }
 };
 

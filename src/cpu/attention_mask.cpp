@@ -10,14 +10,15 @@ BlockMask::BlockMask(const AttentionProblem& problem, std::int64_t sequence)
       sequence_(problem.sequences[sequence]),
       batch_(sequence_.q_batch),
       needs_bytes_(problem.allowed.defined()) {
-  const bool has_window = problem.left >= 0 || problem.right >= 0;
-  if (!problem.global_positions.defined() || !has_window) return;
+  if (!problem.has_global()) return;
   needs_bytes_ = true;
   const Tensor& global = problem.global_positions;
-  const bool* flags = global.data<bool>() + batch_ * global.stride(0);
+  const bool* flags = global.defined() ? global.data<bool>() + batch_ * global.stride(0) : nullptr;
   global_count_.resize(static_cast<std::size_t>(sequence_.k_rows) + 1);
   for (std::int64_t j = 0; j < sequence_.k_rows; ++j) {
-    global_count_[j + 1] = global_count_[j] + (flags[j * global.stride(1)] ? 1 : 0);
+    const bool is_one =
+        j < problem.global_first || (flags != nullptr && flags[j * global.stride(1)]);
+    global_count_[j + 1] = global_count_[j] + (is_one ? 1 : 0);
   }
 }
 
@@ -38,7 +39,7 @@ void BlockMask::set_rows(std::int64_t head, const std::int64_t* rows, std::int64
   ends_.resize(static_cast<std::size_t>(count));
   reach_ = {kFar, 0};
   common_ = {0, kFar};
-  bool any_global_key = false;
+  std::int64_t farthest_global = 0;  // global keys that a row sees end here
   for (std::int64_t r = 0; r < count; ++r) {
     const std::int64_t position = rows[r] + sequence_.offset;
     std::int64_t end = rows[r] < sequence_.q_seeing ? sequence_.k_visible : 0;
@@ -56,15 +57,13 @@ void BlockMask::set_rows(std::int64_t head, const std::int64_t* rows, std::int64
       reach_.begin = std::min(reach_.begin, seen.begin);
       reach_.end = std::max(reach_.end, seen.end);
     }
-    if (global_before(end) > 0) {
-      any_global_key = true;
-      reach_.end = std::max(reach_.end, end);
-    }
+    if (global_before(end) > 0) farthest_global = std::max(farthest_global, end);
     common_.begin = std::max(common_.begin, seen.begin);
     common_.end = std::min(common_.end, seen.end);
   }
-  if (any_global_key) reach_.begin = 0;
   if (reach_.end <= reach_.begin) reach_ = {0, 0};
+  near_ = reach_;
+  if (farthest_global > 0) reach_ = {0, std::max(reach_.end, farthest_global)};
 }
 
 TileKind BlockMask::classify(std::int64_t key_begin, std::int64_t key_end) const {
@@ -72,6 +71,8 @@ TileKind BlockMask::classify(std::int64_t key_begin, std::int64_t key_end) const
   const bool common = key_begin >= common_.begin && key_end <= common_.end;
   if (common && !problem_.allowed.defined()) return TileKind::full;
   if (!needs_bytes_) return TileKind::partial;
+  const bool is_near = key_end > near_.begin && key_begin < near_.end;
+  if (!is_near && global_before(key_end) == global_before(key_begin)) return TileKind::hidden;
 
   bool any = false, all = true;
   for (std::size_t r = 0; r < rows_.size() && (!any || all); ++r) {

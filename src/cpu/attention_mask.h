@@ -50,6 +50,7 @@ class BlockMask {
   std::vector<KeyInterval> intervals_;  // without the global keys
   std::vector<std::int64_t> ends_;      // causal and length bound alone: global keys end here
   KeyInterval reach_, common_;
+  KeyInterval near_;  // what intervals_ reach, global keys aside
 };
 
 }  // namespace qkv::cpu

@@ -306,7 +306,8 @@ class SoftmaxRows {
     [[maybe_unused]] V sum = hn::Zero(d), squares = hn::Zero(d);
     [[maybe_unused]] const V pivot = hn::Set(d, pivot_);
     [[maybe_unused]] std::size_t seen = 0;
-    const bool statistics = kStatistics && collect_, partial = tile.partial;
+    const bool statistics = kStatistics && collect_;
+    const bool partial = tile.partial || job_.problem.bias.defined();  // a bias may hide, too
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
     const std::int64_t columns = tile.columns;
     if (kExtras && job_.problem.dropout > 0) {

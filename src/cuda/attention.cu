@@ -1,5 +1,6 @@
 // A call of attention becomes a job; which kernels run it is decided here.
 #include "cuda/attention.h"
+#include "cuda/attention_global.h"
 #include "cuda/attention_hopper.h"
 #include "cuda/attention_short.h"
 #include "cuda/attention_statistics.h"
@@ -68,6 +69,7 @@ PreparedJob prepare(CudaBackend& backend, const AttentionProblem& p) {
     job.global_batch = p.global_positions.stride(0);
     job.global_key = p.global_positions.stride(1);
   }
+  job.global_first = p.global_first;
   if (p.bias.defined()) {
     job.bias = rows_of(p.bias);
     job.bias_dtype = p.bias.dtype();
@@ -127,6 +129,9 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
   if (!is_short && cuda::why_not_hopper(p, out).empty()) {
     return cuda::hopper_forward(*this, p, out);
   }
+  if (!is_short && cuda::why_not_split(p, out).empty()) {
+    return cuda::split_forward(*this, p, out);
+  }
   cuda::PreparedJob prepared = cuda::prepare(*this, p);
   const cuda::AttentionJob& job = prepared.job;
   const bool has_statistics = cuda::watches_scores(wanted) || wanted.received.defined();
@@ -158,8 +163,9 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
 void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionBackward& t) {
   stream();
   if (p.sequences.empty()) return;
-  cuda::PreparedJob prepared = cuda::prepare(*this, p);
   const bool is_short = cuda::why_not_short(p, t).empty();
+  if (!is_short && cuda::why_not_split(p, t).empty()) return cuda::split_backward(*this, p, t);
+  cuda::PreparedJob prepared = cuda::prepare(*this, p);
   cuda::HopperBackward faster;
   if (!is_short && cuda::why_not_hopper(p, t).empty()) {
     faster = cuda::hopper_backward(*this, p, t);
@@ -200,14 +206,20 @@ AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,
   if (options.statistics != Statistics::none) results.statistics.max_logit = p.q;
   const bool short_forward = cuda::why_not_short(p, results).empty();
   const bool short_backward = cuda::why_not_short(p, AttentionBackward()).empty();
-  const std::string forward = cuda::why_not_hopper(p, results);
-  const std::string backward = cuda::why_not_hopper(p, AttentionBackward());
-  return {short_forward     ? "short"
-          : forward.empty() ? cuda::hopper_kernel(p, results)
-                            : "general: " + forward,
-          short_backward     ? "short"
-          : backward.empty() ? "sm90"
-                             : "general: " + backward};
+  // Parts of a call with global positions go where calls without go.
+  const auto forward = [&]() -> std::string {
+    if (short_forward) return "short";
+    if (cuda::why_not_split(p, results).empty()) return "in parts";
+    const std::string reason = cuda::why_not_hopper(p, results);
+    return reason.empty() ? cuda::hopper_kernel(p, results) : "general: " + reason;
+  };
+  const auto backward = [&]() -> std::string {
+    if (short_backward) return "short";
+    if (cuda::why_not_split(p, AttentionBackward()).empty()) return "in parts";
+    const std::string reason = cuda::why_not_hopper(p, AttentionBackward());
+    return reason.empty() ? "sm90" : "general: " + reason;
+  };
+  return {forward(), backward()};
 }
 
 void CudaBackend::attention_weights(const AttentionProblem& p, const AttentionWeights& wanted) {

@@ -138,7 +138,7 @@ std::string why_not_either(const AttentionProblem& p) {
   if (p.sinks.defined()) return "there are sinks";
   if (p.dropout > 0) return "there is dropout";
   if (p.allowed.defined()) return "there is a mask of pairs";
-  if (p.global_positions.defined()) return "there are global positions";
+  if (p.has_global()) return "there are global positions";
   if (p.sequences.empty() || p.q.numel() == 0 || p.k.numel() == 0) return "there is nothing to do";
   for (const Tensor* x : {&p.q, &p.k, &p.v}) {
     if (x->stride(3) != 1) return "elements of a row are not neighbours";

@@ -36,6 +36,7 @@ struct AttentionJob {
   Rows allowed{};                          // bool; data null = everything
   const bool* global_positions = nullptr;  // [B, Sk]
   std::int64_t global_batch = 0, global_key = 0;
+  std::int64_t global_first = 0;
 
   Rows bias{};  // data null = none
   DType bias_dtype = DType::f32;
@@ -53,6 +54,7 @@ struct AttentionJob {
   float kept = 1;                // what the others are multiplied by
   std::uint64_t seed = 0;
 
+  __device__ bool has_global() const { return global_positions != nullptr || global_first > 0; }
   __device__ std::int64_t lse_row(const Sequence& s, int head, std::int64_t i) const {
     return (std::int64_t{s.q_batch} * heads + head) * q_total + s.q_start + i;
   }
@@ -69,6 +71,13 @@ __device__ inline int bucket_of(const AttentionJob& job, std::int64_t relative) 
   return job.buckets[(relative < -reach ? -reach : relative > reach ? reach : relative) + reach];
 }
 
+__device__ inline bool is_global(const AttentionJob& job, const Sequence& s, std::int64_t at) {
+  if (at < 0 || at >= s.k_rows) return false;
+  return at < job.global_first ||
+         (job.global_positions != nullptr &&
+          job.global_positions[s.q_batch * job.global_batch + at * job.global_key]);
+}
+
 __device__ inline bool is_visible(const AttentionJob& job, const Sequence& s, int head,
                                   std::int64_t i, std::int64_t j) {
   if (i >= s.q_seeing || j >= s.k_visible) return false;
@@ -77,11 +86,7 @@ __device__ inline bool is_visible(const AttentionJob& job, const Sequence& s, in
   const bool inside =
       (job.left < 0 || j >= position - job.left) && (job.right < 0 || j <= position + job.right);
   if (!inside) {
-    if (job.global_positions == nullptr) return false;
-    const bool* flags = job.global_positions + s.q_batch * job.global_batch;
-    const bool exempt = flags[j * job.global_key] ||
-                        (position >= 0 && position < s.k_rows && flags[position * job.global_key]);
-    if (!exempt) return false;
+    if (!is_global(job, s, j) && !is_global(job, s, position)) return false;
   }
   return job.allowed.data == nullptr ||
          job.allowed.at<const bool>(s.q_batch, head, i)[j * job.allowed.element];
@@ -144,7 +149,7 @@ __device__ inline Range keys_seen(const AttentionJob& job, const Sequence& s, st
   if (first >= s.q_seeing) return {0, 0};
   Range keys{0, s.k_visible};
   if (job.causal) keys.end = min(keys.end, last + s.offset + 1);
-  if (job.global_positions == nullptr) {
+  if (!job.has_global()) {
     if (job.left >= 0) keys.begin = max(std::int64_t{0}, first + s.offset - job.left);
     if (job.right >= 0) keys.end = min(keys.end, last + s.offset + job.right + 1);
   }
@@ -155,7 +160,7 @@ __device__ inline Range rows_seeing(const AttentionJob& job, const Sequence& s, 
   if (first >= s.k_visible) return {0, 0};
   Range rows{0, s.q_seeing};
   if (job.causal) rows.begin = max(rows.begin, first - s.offset);
-  if (job.global_positions == nullptr) {
+  if (!job.has_global()) {
     if (job.left >= 0) rows.end = min(rows.end, last - s.offset + job.left + 1);
     if (job.right >= 0) rows.begin = max(rows.begin, first - s.offset - job.right);
   }

@@ -276,7 +276,7 @@ std::string why_not_either(const AttentionProblem& p) {
     queries = std::max(queries, s.q_rows);
     keys = std::max(keys, s.k_rows);
   }
-  const bool alone = p.dropout > 0 || p.allowed.defined() || p.global_positions.defined();
+  const bool alone = p.dropout > 0 || p.allowed.defined() || p.has_global();
   if (std::max(queries, keys) > (alone ? kShort : kShort / 2)) return "sequences are long";
   if (!alone && queries < 8) return "there are few queries";
   // Of backward, which needs more; forward goes the same way.

@@ -189,7 +189,7 @@ struct Sight {
     end = static_cast<int>(max(last, std::int64_t{0}));
   }
   __device__ static bool is_interval(const AttentionJob& job) {
-    return job.allowed.data == nullptr && job.global_positions == nullptr;
+    return job.allowed.data == nullptr && !job.has_global();
   }
   __device__ bool sees(const AttentionJob& job, const Sequence& s, int head, int i, int j) const {
     if (j < begin || j >= end) return false;

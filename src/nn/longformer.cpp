@@ -51,7 +51,7 @@ Tensor first_positions(std::int64_t count, const Tensor& x) {
   for (std::int64_t b = 0; b < batch; ++b) {
     std::fill_n(global.data<bool>() + b * length, std::min(count, length), true);
   }
-  return to(global, x.device());
+  return global;
 }
 
 }  // namespace
@@ -104,12 +104,15 @@ void LongformerAttention::visit(const Visitor& visitor) {
   }
 }
 
-Tensor LongformerAttention::operator()(const Tensor& x, const AttentionCall& given) const {
-  AttentionCall call = given;
-  if (!call.global.defined() && longformer_.global_tokens > 0) {
-    call.global = first_positions(longformer_.global_tokens, x);
-  }
-  check(!call.global.defined() || !is_dilated(),
+// Positions that the call names come before the config's.
+Mask LongformerAttention::global_mask(const AttentionCall& call) const {
+  return call.global.defined() ? Mask::global(call.global)
+                               : Mask::global(longformer_.global_tokens);
+}
+
+Tensor LongformerAttention::operator()(const Tensor& x, const AttentionCall& call) const {
+  const bool has_global = call.global.defined() || longformer_.global_tokens > 0;
+  check(!has_global || !is_dilated(),
         "longformer: heads with a dilation cannot have global positions");
   check(!call.bias.defined() || !is_dilated(),
         "longformer: heads with a dilation cannot have a bias by position");
@@ -121,7 +124,7 @@ Tensor LongformerAttention::operator()(const Tensor& x, const AttentionCall& giv
     y = is_dilated() ? attend_dilated(heads, call) : attend_to(heads, call);
   }
   y = to(merge_heads(y), x.dtype());
-  if (longformer_.global_projections && call.global.defined()) y = attend_globally(x, y, call);
+  if (longformer_.global_projections && has_global) y = attend_globally(x, y, call);
   if (call.visible.defined()) y = mul(y, call.visible);
   return out(y);
 }
@@ -133,8 +136,8 @@ Tensor LongformerAttention::attend_to(const Heads& heads, const AttentionCall& c
   options.scale = c.scale;
   options.softcap = c.softcap;
   options.bias = call.bias;
-  options.mask = call.mask & Mask::window(longformer_.window / 2, longformer_.window / 2);
-  if (call.global.defined()) options.mask = options.mask & Mask::global(call.global);
+  options.mask =
+      call.mask & Mask::window(longformer_.window / 2, longformer_.window / 2) & global_mask(call);
   if (c.causal) options.mask = options.mask & Mask::causal();
   if (call.trace != nullptr && call.trace->attentions) {
     call.trace->attention_weights.push_back(attention_weights(heads.queries, heads.keys, options));
@@ -169,7 +172,7 @@ Tensor LongformerAttention::attend_dilated(const Heads& heads, const AttentionCa
 
 Tensor LongformerAttention::attend_to_cache(const Heads& heads, const AttentionCall& call) const {
   check(config().causal, "longformer: a cache is for causal attention");
-  check(!call.global.defined(),
+  check(!call.global.defined() && longformer_.global_tokens == 0,
         "longformer: global positions look ahead and back, which decoding cannot");
   const std::vector<std::int64_t>& dilations = longformer_.dilations;
   const std::int64_t widest = *std::max_element(dilations.begin(), dilations.end());
@@ -209,7 +212,8 @@ Tensor LongformerAttention::attend_to_cache(const Heads& heads, const AttentionC
 // Rows of global positions are replaced by what their own projections see everywhere.
 Tensor LongformerAttention::attend_globally(const Tensor& x, const Tensor& local,
                                             const AttentionCall& call) const {
-  const GlobalRows rows = find_rows(call.global);
+  const GlobalRows rows = find_rows(
+      call.global.defined() ? call.global : first_positions(longformer_.global_tokens, x));
   if (rows.count == 0) return local;
   const std::int64_t batch = x.size(0), length = x.size(1), width = local.size(2);
   const auto split = [&](const Tensor& projected) {

@@ -85,9 +85,10 @@ std::vector<AttentionSequence> resolve_sequences(const char* op, const Tensor& q
   check(packed || !mask.key_offsets.defined(), "{}: mask.key_offsets needs mask.query_offsets", op);
   std::vector<AttentionSequence> sequences;
   if (packed) {
-    check(!mask.allowed_pairs.defined() && !mask.global_positions.defined(),
-          "{}: packed sequences take causal, window and length masks, not allowed or global ones",
-          op);
+    check(
+        !mask.allowed_pairs.defined() && !mask.global_positions.defined() && mask.global_first == 0,
+        "{}: packed sequences take causal, window and length masks, not allowed or global ones",
+        op);
     const auto qo = check_offsets(op, "query_offsets", mask.query_offsets, -1, q);
     const Tensor& keys = mask.key_offsets.defined() ? mask.key_offsets : mask.query_offsets;
     const char* name = mask.key_offsets.defined() ? "key_offsets" : "query_offsets";
@@ -266,6 +267,12 @@ AttentionProblem check_attention(const char* op, const Tensor& q, const Tensor& 
           mask.global_positions.dtype(), mask.global_positions.shape());
     problem.global_positions =
         broadcast(op, "mask.global_positions", mask.global_positions, {pairs[0], pairs[3]});
+  }
+  if (mask.global_first >= problem.k.size(2)) problem.left = problem.right = -1;
+  if (problem.left < 0 && problem.right < 0) {
+    problem.global_positions = {};  // nothing to be exempt from
+  } else {
+    problem.global_first = mask.global_first;
   }
   resolve_bias(op, options.bias, pairs, packed, problem);
   if (options.sinks.defined()) {

@@ -58,6 +58,12 @@ Mask Mask::global(Tensor positions) {
   m.global_positions = std::move(positions);
   return m;
 }
+Mask Mask::global(std::int64_t count) {
+  check(count >= 0, "Mask::global: the number of positions must not be negative, got {}", count);
+  Mask m;
+  m.global_first = count;
+  return m;
+}
 Mask Mask::at_offset(std::int64_t offset) {
   Mask m;
   m.offset = offset;
@@ -87,6 +93,7 @@ Mask operator&(const Mask& a, const Mask& b) {
   take_one("key_offsets", m.key_offsets, b.key_offsets);
   take_one("allowed_pairs", m.allowed_pairs, b.allowed_pairs);
   take_one("global_positions", m.global_positions, b.global_positions);
+  m.global_first = std::max(a.global_first, b.global_first);
   return m;
 }
 

@@ -51,6 +51,7 @@ void set_mask(Generator& random, const AttentionCase& c, Mask& mask) {
   set(mask.key_offsets, c.key_offsets);
   if (!c.allowed.empty()) mask.allowed_pairs = random_booleans(random, c.allowed, 0.75f);
   if (!c.global.empty()) mask.global_positions = random_booleans(random, c.global, 0.125f);
+  mask.global_first = c.global_first;
 }
 
 AttentionOptions make_options(Generator& random, const AttentionCase& c, DType dtype) {

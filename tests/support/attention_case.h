@@ -45,6 +45,7 @@ struct AttentionCase {
   std::vector<std::int32_t> offset_per_sequence{}, key_lengths{}, query_lengths{};
   Extents allowed{};  // a random boolean mask, three quarters true
   Extents global{};   // random positions, one in eight
+  std::int64_t global_first = 0;
 
   Extents bias{};
   std::optional<DType> bias_dtype{};  // the dtype of q when absent

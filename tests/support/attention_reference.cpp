@@ -118,6 +118,11 @@ ReferenceProblem reference_problem(const AttentionInputs& in) {
     p.global = values_of(
         expand(o.mask.global_positions, {static_cast<std::int64_t>(p.sequences.size()), p.k_rows}));
   }
+  for (std::size_t b = 0; b < p.sequences.size() && o.mask.global_first > 0; ++b) {
+    p.global.resize(p.sequences.size() * static_cast<std::size_t>(p.k_rows));
+    const auto first = p.global.begin() + static_cast<std::ptrdiff_t>(b) * p.k_rows;
+    std::fill_n(first, std::min(o.mask.global_first, p.k_rows), 1.0);
+  }
   set_bias(o.bias, p);
   p.sinks = values_of(o.sinks);
   p.scale = o.scale ? double{*o.scale} : 1 / std::sqrt(static_cast<double>(p.head_size));
