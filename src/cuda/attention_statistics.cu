@@ -18,14 +18,20 @@ struct Group {
   float* float_room;
 
   __device__ double sum(double x) const {
-    if constexpr (kSize > 32) return block_sum(x, room);
-    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-    return x;
+    if constexpr (kSize > 32) {
+      return block_sum(x, room);
+    } else {
+      for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+      return x;
+    }
   }
   __device__ float largest(float x) const {
-    if constexpr (kSize > 32) return block_max(x, float_room);
-    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
-    return x;
+    if constexpr (kSize > 32) {
+      return block_max(x, float_room);
+    } else {
+      for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+      return x;
+    }
   }
 };
 

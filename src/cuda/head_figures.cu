@@ -21,6 +21,7 @@ struct FigureItem {
   int lanes;                               // threads side by side in a row, a power of two
   HeadFigure figure;
   DType dtype;
+  bool is_even;  // all rows of a head are equally far apart
   bool by_pack;  // rows of squares are read 16 bytes at a time
 };
 
@@ -54,34 +55,44 @@ __device__ double over_warp(HeadFigure figure, double x) {
   return x;
 }
 
-// The rows of a chunk that a thread takes: every `apart`th. A division to begin with, and none on
-// the way.
+// The rows of a chunk that a thread takes, every kThreads / lanes-th of them, from one to the next.
+template <class T>
 struct RowsOfThread {
-  std::int64_t row, end, batch, at;  // `row` is row `at` of sequence `batch`
-  std::int64_t apart, batches_on, rows_on;
+  const T* place;
+  int left;                 // rows, this one included
+  int at, length;           // of the sequence this row is in
+  int rows_on;              // what `at` grows by
+  std::int64_t step, back;  // of `place`: to the next row, and where a sequence ends besides
 
-  __device__ RowsOfThread(const FigureItem& item, std::int64_t chunk) {
-    apart = kThreads / item.lanes;
-    row = chunk * item.per_chunk + threadIdx.x / item.lanes;
-    end = min(item.rows, (chunk + 1) * item.per_chunk);
-    batch = row / item.length;
-    at = row - batch * item.length;
-    batches_on = apart / item.length;
-    rows_on = apart - batches_on * item.length;
-  }
-  __device__ bool is_there() const { return row < end; }
-  __device__ std::int64_t offset(const FigureItem& item) const {
-    return batch * item.batch + at * item.row;
+  __device__ RowsOfThread(const FigureItem& item, const T* x, std::int64_t chunk) {
+    const int apart = kThreads / item.lanes;
+    const std::int64_t first = chunk * item.per_chunk + threadIdx.x / item.lanes;
+    const std::int64_t end = min(item.rows, (chunk + 1) * item.per_chunk);
+    left = first < end ? static_cast<int>(end - first + apart - 1) / apart : 0;
+    if (item.is_even) {  // never at the end of a sequence
+      place = x + first * item.row;
+      at = rows_on = 0;
+      length = 1;
+      step = apart * item.row;
+      back = 0;
+      return;
+    }
+    const std::int64_t sequence = first / item.length;
+    length = static_cast<int>(item.length);
+    at = static_cast<int>(first - sequence * item.length);
+    place = x + sequence * item.batch + at * item.row;
+    rows_on = apart % length;
+    step = apart / length * item.batch + rows_on * item.row;
+    back = item.batch - length * item.row;
   }
   __device__ void next() {
-    row += apart;
-    batch += batches_on;
+    --left;
+    place += step;
     at += rows_on;
-  }
-  __device__ void wrap(const FigureItem& item) {
-    if (at < item.length) return;
-    at -= item.length;
-    ++batch;
+    if (at >= length) {
+      at -= length;
+      place += back;
+    }
   }
 };
 
@@ -89,27 +100,24 @@ struct RowsOfThread {
 template <class T>
 __device__ double squares_of(const FigureItem& item, const T* x, std::int64_t chunk) {
   constexpr int kEach = Pack16<T>::kCount, kAhead = 4;
+  const int width = item.width, lanes = item.lanes;
   double total = 0;
-  for (int c = static_cast<int>(threadIdx.x) % item.lanes * kEach; c < item.width;
-       c += item.lanes * kEach) {
-    RowsOfThread rows(item, chunk);
-    while (rows.is_there()) {
-      Pack16<T> packs[kAhead];
+  for (int c = static_cast<int>(threadIdx.x) % lanes * kEach; c < width; c += lanes * kEach) {
+    RowsOfThread<T> rows(item, x + c, chunk);
+    while (rows.left > 0) {
+      uint4 words[kAhead] = {};
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
-        packs[k] = {};
-        if (rows.is_there()) {
-          packs[k] = *reinterpret_cast<const Pack16<T>*>(x + rows.offset(item) + c);
-        }
+        if (rows.left > 0) words[k] = __ldg(reinterpret_cast<const uint4*>(rows.place));
         rows.next();
-        rows.wrap(item);
       }
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
+        const auto& pack = reinterpret_cast<const Pack16<T>&>(words[k]);
         float few = 0;
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-          const float value = to_float(packs[k].values[i]);
+          const float value = to_float(pack.values[i]);
           few = fmaf(value, value, few);
         }
         total += few;
@@ -123,24 +131,23 @@ template <class T>
 __device__ double figure_of(const FigureItem& item, std::int64_t head, std::int64_t chunk) {
   const T* x = static_cast<const T*>(item.x) + head * item.head;
   if (item.by_pack) return squares_of(item, x, chunk);
-  double total = of_nothing(item.figure);
-  for (int c = static_cast<int>(threadIdx.x) % item.lanes; c < item.width; c += item.lanes) {
-    RowsOfThread rows(item, chunk);
-    while (rows.is_there()) {
-      const double value = to_float(x[rows.offset(item) + c * item.element]);
-      total = joined(item.figure, total, item.figure == HeadFigure::norm ? value * value : value);
-      rows.next();
-      rows.wrap(item);
+  const HeadFigure figure = item.figure;
+  const int width = item.width, lanes = item.lanes;
+  double total = of_nothing(figure);
+  for (int c = static_cast<int>(threadIdx.x) % lanes; c < width; c += lanes) {
+    for (RowsOfThread<T> rows(item, x + c * item.element, chunk); rows.left > 0; rows.next()) {
+      const double value = to_float(*rows.place);
+      total = joined(figure, total, figure == HeadFigure::norm ? value * value : value);
     }
   }
   return total;
 }
 
 // Blocks side by side have heads side by side, which mostly lie so too.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     head_chunks_kernel(const FigureItem* items, int count, double* parts) {
   __shared__ double room[kThreads / 32];
-  const FigureItem item = item_of(items, count, &FigureItem::first_block, blockIdx.x);
+  const FigureItem& item = item_of(items, count, &FigureItem::first_block, blockIdx.x);
   const std::int64_t index = blockIdx.x - item.first_block;
   const std::int64_t chunk = index / item.heads, head = index - chunk * item.heads;
   double total = 0;
@@ -162,7 +169,7 @@ __global__ void head_results_kernel(const FigureItem* items, int count, const do
                                     float* y, std::int64_t results) {
   const std::int64_t result = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
   if (result >= results) return;
-  const FigureItem item = item_of(items, count, &FigureItem::first_result, result);
+  const FigureItem& item = item_of(items, count, &FigureItem::first_result, result);
   const double* mine = parts + item.first_block + (result - item.first_result) * item.chunks;
   double total = of_nothing(item.figure);
   for (std::int64_t c = threadIdx.x % 32; c < item.chunks; c += 32) {
@@ -186,12 +193,8 @@ FigureItem item_for(const HeadFigures& wanted) {
   item.element = x.stride(3);
   item.rows = x.numel() == 0 ? 0 : x.size(0) * x.size(2);
   item.length = std::max<std::int64_t>(1, x.size(2));
-  if (x.size(2) == 1) {
-    item.row = item.batch;
-    item.length = std::max<std::int64_t>(1, item.rows);
-  } else if (item.batch == item.row * x.size(2)) {
-    item.length = std::max<std::int64_t>(1, item.rows);  // all rows are equally far apart
-  }
+  if (x.size(2) == 1) item.row = item.batch;
+  item.is_even = x.size(0) == 1 || item.batch == item.row * x.size(2);
   item.width = static_cast<int>(x.size(3));
   item.heads = static_cast<int>(x.size(1));
   item.figure = wanted.figure;
