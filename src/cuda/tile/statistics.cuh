@@ -64,23 +64,24 @@ struct ScoreWatch {
   template <int Count>
   __device__ void find_keys(const float (&s)[Count], const float (&largest)[2],
                             const float (&top)[2]) {
-    if (!FindsKeys) return;
+    if constexpr (FindsKeys) {
       // Tiles come from the last to the first: the smallest key of equals is found last.
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const bool higher = largest[r] > -kInfinity && largest[r] >= top[r];
-      if (!__any_sync(0xffffffff, higher)) continue;
-      int first = Count;
+      for (int r = 0; r < 2; ++r) {
+        const bool higher = largest[r] > -kInfinity && largest[r] >= top[r];
+        if (!__any_sync(0xffffffff, higher)) continue;
+        int first = Count;
 #pragma unroll
-      for (int i = Count - 4; i >= 0; i -= 4) {
-        if (s[i + 2 * r + 1] == largest[r]) first = i + 1;
-        if (s[i + 2 * r] == largest[r]) first = i;
+        for (int i = Count - 4; i >= 0; i -= 4) {
+          if (s[i + 2 * r + 1] == largest[r]) first = i + 1;
+          if (s[i + 2 * r] == largest[r]) first = i;
+        }
+        // Register i + e of a row holds key 2 i + 2 (lane % 4) + e.
+        int key = first == Count ? INT32_MAX : first / 4 * 8 + first % 4 + threadIdx.x % 4 * 2;
+        key = min(key, __shfl_xor_sync(0xffffffff, key, 1));
+        key = min(key, __shfl_xor_sync(0xffffffff, key, 2));
+        if (higher) top_key[r] = key0 + key;
       }
-      // Register i + e of a row holds key 2 i + 2 (lane % 4) + e.
-      int key = first == Count ? INT32_MAX : first / 4 * 8 + first % 4 + threadIdx.x % 4 * 2;
-      key = min(key, __shfl_xor_sync(0xffffffff, key, 1));
-      key = min(key, __shfl_xor_sync(0xffffffff, key, 2));
-      if (higher) top_key[r] = key0 + key;
     }
   }
   // Weights so far are multiplied by `factor` = 2^-distance.
