@@ -89,17 +89,21 @@ void parse_mask(const std::string& text, BenchCase& bench) {
 
 void parse_statistics(const std::string& text, BenchCase& bench) {
   using enum Statistics;
-  static const std::map<std::string, Statistics> known{
-      {"all", all},         {"max_logit", max_logit}, {"score_moments", score_moments},
-      {"entropy", entropy}, {"received", received},   {"top_weight", top_weight}};
+  static const std::map<std::string, Statistics> known{{"all", all},
+                                                       {"max_logit", max_logit},
+                                                       {"score_moments", score_moments},
+                                                       {"entropy", entropy},
+                                                       {"received", received},
+                                                       {"saturation", saturation},
+                                                       {"top_weight", top_weight}};
   if (text.empty()) return;
   for (const std::string& name : CLI::detail::split(text, ',')) {
     const auto found = known.find(name);
     if (found == known.end()) {
       throw CLI::ValidationError(
           "--statistics",
-          "expected all or some of max_logit,score_moments,entropy,top_weight,received, "
-          "got '" +
+          "expected all or some of max_logit,score_moments,entropy,top_weight,received,"
+          "saturation, got '" +
               name + "'");
     }
     bench.statistics = bench.statistics | found->second;

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "command.h"
 #include "core/check.h"
@@ -100,8 +101,10 @@ StepTimes time_steps(Model& model, const BenchTrainOptions& o) {
     if (tells) watch_scores(tape, training);
     const Gradients gradients = tape.backward(loss);
     const auto backward = now(waits);
-    if (tells) head_health(training, gradients);
+    std::optional<ScoreHealth> health;
+    if (tells) health.emplace(training, gradients);
     optimizer.step(gradients);
+    if (health) health->read();
     if (!waits) return;
     const auto end = now(true);
     times.forward.milliseconds.push_back(between(begin, forward));

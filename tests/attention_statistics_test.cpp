@@ -15,7 +15,7 @@ INSTANTIATE_TEST_SUITE_P(All, AttentionStatisticsOf, ::testing::ValuesIn(kFloats
 
 // Each asked for alone, and all together, over lengths of one tile and of several.
 TEST_P(AttentionStatisticsOf, EachAlone) {
-  for (std::uint32_t bits = 0; bits < 32; bits = bits == 0 ? 1 : bits * 2) {
+  for (std::uint32_t bits = 0; bits < 64; bits = bits == 0 ? 1 : bits * 2) {
     for (const std::int64_t length : {1, 13, 64, 260}) {
       check_attention({.name = "statistics " + std::to_string(bits),
                        .batch = 1,
@@ -54,6 +54,9 @@ TEST_P(AttentionStatisticsOf, OverManyTiles) {
       c.name += ", the largest alone";
       c.statistics = Statistics::max_logit;
       check_attention(c, GetParam(), Pass::forward);
+      c.name = name + ", saturation alone";
+      c.statistics = Statistics::saturation;
+      check_attention(c, GetParam(), Pass::forward);
     };
     check("full", [](C&) {});
     check("causal", [](C& c) { c.causal = true, c.layout = Layout::heads_inside; });
@@ -80,6 +83,31 @@ TEST_P(AttentionStatisticsOf, FromFlatToSharp) {
                      .statistics = Statistics::all,
                      .deviation = deviation},
                     GetParam(), Pass::forward);
+  }
+}
+
+// The share of sharp rows without the weights it is made of, in the lengths of every kernel: of few
+// queries, of one warp, of several, of many tiles, and with what a report of training asks besides.
+TEST_P(AttentionStatisticsOf, SaturationAlone) {
+  for (const std::int64_t length : {3, 12, 40, 200}) {
+    for (const Statistics wanted :
+         {Statistics::saturation, Statistics::saturation | Statistics::max_logit,
+          Statistics::saturation | Statistics::max_logit | Statistics::score_moments |
+              Statistics::entropy}) {
+      for (const bool sinks : {false, true}) {
+        check_attention({.name = "length " + std::to_string(length),
+                         .batch = 3,
+                         .queries = length,
+                         .keys = length + 4,
+                         .head_size = 64,
+                         .scale = 0.5f,
+                         .causal = true,
+                         .sinks = sinks,
+                         .statistics = wanted,
+                         .deviation = 2.0f},
+                        GetParam(), Pass::forward);
+      }
+    }
   }
 }
 

@@ -286,14 +286,14 @@ TEST(ScoreHealth, ClipBringsALogitToItsLimit) {
       return pass;
     };
     const nn::Training before = look();
-    const std::vector<HeadHealth> first = head_health(before, {});
+    const std::vector<HeadHealth> first = ScoreHealth(before, {}).read();
     const double limit = (first[0].max_logit + first[1].max_logit) / 2;
     ASSERT_GT(limit, 0);
     // Only the first attention: what it changes changes all that follow.
     nn::Training only = before;
     only.health.resize(1);
     EXPECT_THAT(clip_scores(only, limit, optimizer), SizeIs(1));
-    const std::vector<HeadHealth> second = head_health(look(), {});
+    const std::vector<HeadHealth> second = ScoreHealth(look(), {}).read();
     const std::size_t large = first[0].max_logit > limit ? 0 : 1;
     EXPECT_NEAR(second[large].max_logit, limit, 1e-4 * limit);
     EXPECT_EQ(second[1 - large].max_logit, first[1 - large].max_logit);

@@ -85,9 +85,10 @@ enum class Statistics : std::uint32_t {
   score_moments = 2,  // mean and variance of s_ij over the visible pairs           [B, H]
   entropy = 4,        // H_i = lse_i - sum_j p_ij s_ij in nats                      [B, H, Sq]
                       // its mean, and the mean of H_i / log(visible_i)             [B, H]
-  top_weight = 8,     // max_j p_ij and its j; the share of rows above 0.99         [B, H, Sq]
+  top_weight = 8,     // max_j p_ij and its j, and with them the saturation         [B, H, Sq]
   received = 16,      // sum over i of p_ij                                         [B, H, Sk]
-  all = 31,
+  saturation = 32,    // the share of rows with max_j p_ij above 0.99               [B, H]
+  all = 63,
 };
 constexpr Statistics operator|(Statistics a, Statistics b) {
   return static_cast<Statistics>(static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b));

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 
 #include "core/attention_problem.h"
 #include "core/feature_problem.h"
@@ -33,6 +34,8 @@ class Backend {
   // y has the rank of x and extent 1 along the axes summed over; it is contiguous, and of the dtype
   // of x or f32.
   virtual void sum(const Tensor& x, Tensor& y) = 0;
+  // y f32, contiguous: the figures of the heads of each item, one item after the other.
+  virtual void head_figures(std::span<const HeadFigures> items, Tensor& y) = 0;
 
   // Contiguous tensors of one shape and dtype.
   virtual void activate(Activation f, const Tensor& x, Tensor& y) = 0;

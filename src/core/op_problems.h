@@ -13,6 +13,17 @@ namespace qkv {
 
 enum class BinaryOp : std::uint8_t { add, subtract, mul };
 
+// One number for each head of x, over all its other axes. Of nothing: 0, -inf and 0.
+enum class HeadFigure : std::uint8_t {
+  mean,
+  largest,  // NaN stays
+  norm,     // the root of the sum of squares
+};
+struct HeadFigures {
+  Tensor x;  // [B, H, S, D], any floating dtype, any strides
+  HeadFigure figure = HeadFigure::mean;
+};
+
 // y = activation(a b + bias). When b is bf16, a and b are multiplied as bf16 and summed in f32;
 // else products are f32.
 struct MatmulProblem {

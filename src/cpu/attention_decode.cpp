@@ -69,7 +69,7 @@ class Decode {
       : problem_(problem), results_(results) {
     const AttentionStatistics& s = results.statistics;
     collect_ = s.max_logit.defined() || s.score_mean.defined() || s.entropy.defined() ||
-               s.top_weight.defined();
+               s.saturation.defined();
     for (const AttentionSequence& sequence : problem.sequences) {
       chunks_ = std::max(chunks_, chunks_of(sequence));
     }

@@ -38,7 +38,7 @@ class Forward {
       : problem_(problem), results_(results), engine_(attention_engine(problem.q.dtype())) {
     const AttentionStatistics& s = results.statistics;
     collect_ = s.max_logit.defined() || s.score_mean.defined() || s.entropy.defined() ||
-               s.top_weight.defined();
+               s.saturation.defined();
     for (const AttentionSequence& sequence : problem.sequences) {
       longest_keys_ = std::max(longest_keys_, sequence.k_rows);
       most_tiles_ = std::max(most_tiles_, blocks(sequence.k_visible, engine_.tile_keys));

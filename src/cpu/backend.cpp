@@ -48,6 +48,9 @@ class CpuBackend final : public Backend {
   }
   void scale(const Tensor& x, double factor, Tensor& y) override { cpu::scale(x, factor, y); }
   void sum(const Tensor& x, Tensor& y) override { cpu::sum(x, y); }
+  void head_figures(std::span<const HeadFigures> items, Tensor& y) override {
+    cpu::head_figures(items, y);
+  }
   void activate(Activation f, const Tensor& x, Tensor& y) override { cpu::activate(f, x, y); }
   void activate_backward(Activation f, const Tensor& x, const Tensor& dy, Tensor& dx) override {
     cpu::activate_backward(f, x, dy, dx);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "core/attention_problem.h"
 #include "core/op_problems.h"
@@ -12,6 +13,7 @@ void copy(const Tensor& from, Tensor& to);
 void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y);
 void scale(const Tensor& x, double factor, Tensor& y);
 void sum(const Tensor& x, Tensor& y);
+void head_figures(std::span<const HeadFigures> items, Tensor& y);
 void activate(Activation f, const Tensor& x, Tensor& y);
 void activate_backward(Activation f, const Tensor& x, const Tensor& dy, Tensor& dx);
 void gated(Activation f, const Tensor& gate, const Tensor& up, Tensor& y);

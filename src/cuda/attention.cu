@@ -136,7 +136,7 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
   const cuda::AttentionJob& job = prepared.job;
   const bool has_statistics = cuda::watches_scores(wanted) || wanted.received.defined();
   cuda::RowStatistics rows;
-  cuda::RowArrays arrays(*this, has_statistics ? out.lse.numel() : 0, 7);
+  cuda::RowArrays arrays(*this, has_statistics ? out.lse.numel() : 0, 8);
   if (has_statistics) {
     rows.seen = arrays.next();
     rows.top = arrays.next();
@@ -146,7 +146,9 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
     rows.mean = arrays.next();
     rows.squares = arrays.next();
     rows.entropy = cuda::pointer<float>(wanted.entropy);
-    rows.top_weight = cuda::pointer<float>(wanted.top_weight);
+    rows.top_weight = wanted.top_weight.defined()   ? cuda::pointer<float>(wanted.top_weight)
+                      : wanted.saturation.defined() ? arrays.next()
+                                                    : nullptr;
     rows.top_index = cuda::pointer<int>(wanted.top_index);
   }
   (is_short ? cuda::short_forward : cuda::general_forward)(

@@ -199,8 +199,8 @@ __global__ void __launch_bounds__(kThreads)
       if (rows.entropy != nullptr) rows.entropy[at] = seeing ? entropy : 0.0f;
       if (rows.top_weight != nullptr) {
         rows.top_weight[at] = seeing ? expf(st.best - top) * share : 0.0f;
-        rows.top_index[at] = seeing ? st.best_key : -1;
       }
+      if (rows.top_index != nullptr) rows.top_index[at] = seeing ? st.best_key : -1;
     }
   }
 }

@@ -31,9 +31,12 @@ namespace {
 
 constexpr char kName[] = "attention_forward";
 
+// What is looked at while scores pass.
+enum class Watched { no, scores, scores_and_keys };
+
 // Tile sizes. Registers of a computing thread: D/2 for O, Keys/2 for S and Keys/4 for P.
 template <class Element, int HeadSize, int KeysPerTile, int Warpgroups, int StageCount,
-          bool Capped = false, bool Watched = false>
+          bool Capped = false, Watched What = Watched::no>
 struct Shape {
   using T = Element;
   static constexpr int D = HeadSize;  // padded to a multiple of 64
@@ -41,7 +44,9 @@ struct Shape {
   static constexpr int Consumers = Warpgroups;
   static constexpr int Stages = StageCount;
   static constexpr bool Softcap = Capped;
-  static constexpr bool Statistics = Watched;
+  static constexpr bool Statistics = What != Watched::no;
+  using Watch =
+      std::conditional_t<Statistics, ScoreWatch<What == Watched::scores_and_keys>, NoWatch>;
   static constexpr int Rows = 64 * Consumers;
   static constexpr int Threads = 128 * (1 + Consumers);
   // 65536 registers, in steps of 8 per thread; the kernel starts with an even share.
@@ -360,7 +365,7 @@ __device__ void store_largest(const Params& p, const Work& work, int row,
 // What rows `row` and `row + 8` of the block have told, and the warp's sums.
 template <class S>
 __device__ void store_statistics(const Params& p, const Work& work, int row,
-                                 const ScoreWatch& watch, const OnlineSoftmax& softmax) {
+                                 const typename S::Watch& watch, const OnlineSoftmax& softmax) {
   RowTold told[2];
   int visible[2];
   float top[2];
@@ -430,8 +435,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     const Work& work = reader.take();
     if (work.row0 < 0) return;
     OnlineSoftmax softmax;
-    std::conditional_t<S::Statistics, ScoreWatch, NoWatch> watch;
-    if constexpr (S::Statistics) watch.wants_key = p.statistics.top_index != nullptr;
+    typename S::Watch watch;
     float factor[2], lse[2];
 #pragma unroll
     for (int i = 0; i < S::D / 2; ++i) o[i] = 0;
@@ -450,7 +454,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         const bool masked = tile < unmasked.begin || tile >= unmasked.end;
         if (masked)
           hide(s, {work.sight.of(work.row0 + row), work.sight.of(work.row0 + row + 8)},
-               tile * S::Keys, S::Statistics ? ScoreWatch::kHiddenScore : -kInfinity);
+               tile * S::Keys, S::Statistics ? kHiddenScore : -kInfinity);
         if constexpr (S::Statistics) {
           watch.masked = masked;
           watch.key0 = tile * S::Keys;
@@ -654,24 +658,33 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
   check_status(cudaGetLastError(), kName);
 }
 
+// While scores are watched, tiles leave room for what is kept of them.
+template <class T, Watched What>
+void launch_watched(const Sm90Forward& call, cudaStream_t stream) {
+  if (call.head_size <= 64) return launch<Shape<T, 64, 112, 3, 4, false, What>>(call, stream);
+  if (call.head_size <= 128) return launch<Shape<T, 128, 128, 2, 2, false, What>>(call, stream);
+  launch<Shape<T, 256, 64, 2, 2, false, What>>(call, stream);
+}
+
 // Wide tiles where nothing is cut; narrower ones where a diagonal would waste them.
 template <class T>
 void launch_for(const Sm90Forward& call, cudaStream_t stream) {
   const bool cut = call.left >= 0 || call.right >= 0;
-  const bool watched = call.statistics && call.statistics->need_a_watch();
+  if (call.statistics && call.statistics->need_a_watch()) {
+    if (call.statistics->top_index == nullptr)
+      return launch_watched<T, Watched::scores>(call, stream);
+    return launch_watched<T, Watched::scores_and_keys>(call, stream);
+  }
   if (call.head_size <= 64) {
     if (call.softcap > 0) return launch<Shape<T, 64, 128, 3, 2, true>>(call, stream);
-    if (watched) return launch<Shape<T, 64, 112, 3, 4, false, true>>(call, stream);
     return launch<Shape<T, 64, 128, 3, 4>>(call, stream);
   }
   if (call.head_size <= 128) {
     if (call.softcap > 0) return launch<Shape<T, 128, 128, 2, 2, true>>(call, stream);
-    if (watched) return launch<Shape<T, 128, 128, 2, 2, false, true>>(call, stream);
     if (cut) return launch<Shape<T, 128, 128, 2, 2>>(call, stream);
     return launch<Shape<T, 128, 176, 2, 2>>(call, stream);
   }
   if (call.softcap > 0) return launch<Shape<T, 256, 64, 2, 2, true>>(call, stream);
-  if (watched) return launch<Shape<T, 256, 64, 2, 2, false, true>>(call, stream);
   return launch<Shape<T, 256, 80, 2, 2>>(call, stream);
 }
 
@@ -690,8 +703,7 @@ const char* why_not_sm90_forward(const Sm90Forward& call) {
     return "head size is not a multiple of 8 up to 256";
   if (!(call.scale > 0)) return "scale is not positive";
   if (call.statistics && call.softcap > 0) return "statistics with softcap";
-  if (call.statistics && call.scale > ScoreWatch::kLargestScale)
-    return "statistics with a large scale";
+  if (call.statistics && call.scale > kLargestWatchedScale) return "statistics with a large scale";
   const auto mapped = [&](const void* data, const Sm90Strides& s) {
     return can_map({data, 0, 0, 0, 0, s.batch, s.head, s.row});
   };

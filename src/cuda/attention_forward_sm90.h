@@ -42,8 +42,8 @@ struct Sm90Statistics {
   float* saturation = nullptr;
   void* workspace = nullptr;  // sm90_statistics_workspace bytes on the device
 
-  // Every forward pass knows the largest score of a row; the rest takes a look at each score.
-  bool need_a_watch() const { return entropy || score_mean || score_var || top_index; }
+  // The largest logit is at hand in every forward pass; the rest is what a watch puts together.
+  bool need_a_watch() const { return entropy || score_mean || score_var || saturation; }
 };
 
 struct Sm90Forward {

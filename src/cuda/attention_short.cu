@@ -88,11 +88,9 @@ __device__ void tell(const RowStatistics& to, std::int64_t at, const Pairs (&pai
                      int half, float top) {
   const auto score = [&](int n) { return pairs[n / 4][n / 2 % 2][2 * half + n % 2]; };
   float count = 0, total = 0, mass = 0, weighted = 0;
-  int key = INT_MAX;
 #pragma unroll
-  for (int n = 4 * kTiles - 1; n >= 0; --n) {
+  for (int n = 0; n < 4 * kTiles; ++n) {
     const float x = score(n), weight = __expf(x - top);
-    if (x == top) key = key_of_bit(n);
     if (x == -INFINITY) continue;
     count += 1;
     total += x;
@@ -110,8 +108,15 @@ __device__ void tell(const RowStatistics& to, std::int64_t at, const Pairs (&pai
   squares = row_total(squares);
   mass = row_total(mass);
   weighted = row_total(weighted);
-  key = min(key, __shfl_xor_sync(0xffffffffu, key, 1));
-  key = min(key, __shfl_xor_sync(0xffffffffu, key, 2));
+  int key = INT_MAX;
+  if (to.top_index != nullptr) {
+#pragma unroll
+    for (int n = 4 * kTiles - 1; n >= 0; --n) {
+      if (score(n) == top) key = key_of_bit(n);
+    }
+    key = min(key, __shfl_xor_sync(0xffffffffu, key, 1));
+    key = min(key, __shfl_xor_sync(0xffffffffu, key, 2));
+  }
   if (at < 0) return;
   const bool sees = count > 0;
   to.seen[at] = count;

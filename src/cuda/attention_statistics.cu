@@ -10,16 +10,49 @@ struct HeadResults {
   float *entropy_mean = nullptr, *entropy_relative = nullptr, *saturation = nullptr;
 };
 
-// A block per sequence and head. Sums are double, and in an order that the shapes decide.
-__global__ void head_kernel(AttentionJob job, RowStatistics rows, HeadResults to) {
+// The threads that share a sequence and head: a warp, or a block of several where rows are many.
+// Sums are in an order that the shapes decide; every thread gets them.
+template <int kSize>
+struct Group {
+  double* room;
+  float* float_room;
+
+  __device__ double sum(double x) const {
+    if constexpr (kSize > 32) {
+      return block_sum(x, room);
+    } else {
+      for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+      return x;
+    }
+  }
+  __device__ float largest(float x) const {
+    if constexpr (kSize > 32) {
+      return block_max(x, float_room);
+    } else {
+      for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+      return x;
+    }
+  }
+};
+
+// What rows told, of all rows of a head. Sums are double.
+template <int kSize>
+__global__ void __launch_bounds__(kThreads)
+    head_kernel(AttentionJob job, std::int64_t pairs_of_all, RowStatistics rows, HeadResults to) {
   __shared__ double room[kThreads / 32];
   __shared__ float float_room[kThreads / 32];
-  const int head = blockIdx.x, sequence = blockIdx.y;
+  const Group<kSize> group{room, float_room};
+  const std::int64_t result =
+      std::int64_t{blockIdx.x} * (kThreads / kSize) + static_cast<int>(threadIdx.x) / kSize;
+  if (result >= pairs_of_all) return;  // whole groups
+  const int sequence = static_cast<int>(result / job.heads);
+  const int head = static_cast<int>(result - std::int64_t{sequence} * job.heads);
   const Sequence s = job.sequences[sequence];
   const std::int64_t at = job.lse_row(s, head, 0);
-  double pairs = 0, seeing = 0, total = 0, entropy = 0, relative = 0, saturated = 0;
-  float logit = -INFINITY, bad = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < s.q_rows; i += kThreads) {
+  const int first = static_cast<int>(threadIdx.x) % kSize;
+  double pairs = 0, total = 0, entropy = 0, relative = 0;
+  float seeing = 0, saturated = 0, logit = -INFINITY, bad = 0;
+  for (int i = first; i < s.q_rows; i += kSize) {
     const float seen = rows.seen[at + i];
     if (seen == 0) continue;
     seeing += 1;
@@ -29,37 +62,34 @@ __global__ void head_kernel(AttentionJob job, RowStatistics rows, HeadResults to
     bad += isnan(rows.logit[at + i]) ? 1.0f : 0.0f;
     if (rows.entropy != nullptr) {
       entropy += rows.entropy[at + i];
-      if (seen > 1) relative += rows.entropy[at + i] / log(double{seen});
+      if (seen > 1) relative += rows.entropy[at + i] / logf(seen);
     }
-    if (rows.top_weight != nullptr) saturated += rows.top_weight[at + i] > 0.99f ? 1 : 0;
+    if (rows.top_weight != nullptr) saturated += rows.top_weight[at + i] > 0.99f ? 1.0f : 0.0f;
   }
-  pairs = block_sum(pairs, room);
-  seeing = block_sum(seeing, room);
-  const double mean = block_sum(total, room) / max(pairs, 1.0);
+  pairs = group.sum(pairs);
+  const double mean = group.sum(total) / max(pairs, 1.0);
   double squares = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < s.q_rows; i += kThreads) {
+  for (int i = first; i < s.q_rows; i += kSize) {
     const float seen = rows.seen[at + i];
     if (seen == 0) continue;
     const double gap = double{rows.origin[at + i]} + rows.mean[at + i] - mean;
     squares += rows.squares[at + i] + seen * gap * gap;
   }
-  squares = block_sum(squares, room);
-  entropy = block_sum(entropy, room);
-  relative = block_sum(relative, room);
-  saturated = block_sum(saturated, room);
-  logit = block_max(logit, float_room);
-  bad = block_sum(bad, float_room);
-  if (threadIdx.x != 0) return;
-  const std::int64_t result = std::int64_t{sequence} * job.heads + head;
+  squares = group.sum(squares);
+  entropy = group.sum(entropy);
+  relative = group.sum(relative);
+  const double all = group.sum(seeing), sharp = group.sum(saturated), unknown = group.sum(bad);
+  logit = group.largest(logit);
+  if (first != 0) return;
   const auto put = [&](float* where, double value) {
     if (where != nullptr) where[result] = static_cast<float>(pairs > 0 ? value : 0);
   };
-  if (to.max_logit != nullptr) to.max_logit[result] = bad > 0 ? NAN : logit;
+  if (to.max_logit != nullptr) to.max_logit[result] = unknown > 0 ? NAN : logit;
   put(to.score_mean, mean);
   put(to.score_var, squares / pairs);
-  put(to.entropy_mean, entropy / seeing);
-  put(to.entropy_relative, relative / seeing);
-  put(to.saturation, saturated / seeing);
+  put(to.entropy_mean, entropy / all);
+  put(to.entropy_relative, relative / all);
+  put(to.saturation, sharp / all);
 }
 
 // A block per 64 keys of a head walks over the rows that see them.
@@ -113,8 +143,14 @@ void head_statistics(const AttentionJob& job, const AttentionGrid& grid, const R
   to.entropy_mean = pointer<float>(wanted.entropy_mean);
   to.entropy_relative = pointer<float>(wanted.entropy_relative);
   to.saturation = pointer<float>(wanted.saturation);
-  const dim3 blocks(static_cast<unsigned>(job.heads), grid.sequences);
-  head_kernel<<<blocks, kThreads, 0, stream>>>(job, rows, to);
+  const std::int64_t pairs = std::int64_t{grid.sequences} * job.heads;
+  constexpr std::int64_t kFewRows = 256;
+  if (grid.longest_q <= kFewRows) {
+    head_kernel<32>
+        <<<blocks_for(pairs, kThreads / 32), kThreads, 0, stream>>>(job, pairs, rows, to);
+  } else {
+    head_kernel<kThreads><<<blocks_for(pairs, 1), kThreads, 0, stream>>>(job, pairs, rows, to);
+  }
   check_launch("attention statistics");
 }
 

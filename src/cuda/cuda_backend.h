@@ -32,6 +32,7 @@ class CudaBackend final : public Backend {
   void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
   void scale(const Tensor& x, double factor, Tensor& y) override;
   void sum(const Tensor& x, Tensor& y) override;
+  void head_figures(std::span<const HeadFigures> items, Tensor& y) override;
   void activate(Activation f, const Tensor& x, Tensor& y) override;
   void activate_backward(Activation f, const Tensor& x, const Tensor& dy, Tensor& dx) override;
   void gated(Activation f, const Tensor& gate, const Tensor& up, Tensor& y) override;

@@ -45,7 +45,39 @@ __global__ void sum_rows_kernel(const T* x, SumAxes axes, std::int64_t per_chunk
   }
 }
 
-// The same with a thread per result, where neighbouring results lie side by side.
+// Rows so short that a warp sums one, and writes the result itself.
+constexpr std::int64_t kShortRow = 2048;
+
+template <class T, class R, bool kByPack>
+__global__ void sum_short_rows_kernel(const T* x, SumAxes axes, R* y) {
+  constexpr int kEach = kByPack ? Pack16<T>::kCount : 1;
+  const std::int64_t result = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+  if (result >= axes.results) return;
+  std::int64_t base[1];
+  axes.kept.offsets(result, base);
+  const T* row = x + base[0];
+  const int lane = static_cast<int>(threadIdx.x) % 32, terms = static_cast<int>(axes.terms);
+  const std::int64_t step = axes.summed.strides[0][0];
+  double total = 0;
+#pragma unroll 2
+  for (int i = lane * kEach; i < terms; i += 32 * kEach) {
+    if constexpr (kByPack) {
+      const auto pack = *reinterpret_cast<const Pack16<T>*>(row + i);
+      float few = 0;
+#pragma unroll
+      for (int k = 0; k < kEach; ++k) few += to_float(pack.values[k]);
+      total += few;
+    } else {
+      total += to_float(row[i * step]);
+    }
+  }
+  for (int apart = 16; apart > 0; apart /= 2) {
+    total += __shfl_xor_sync(0xffffffffu, total, apart);
+  }
+  if (lane == 0) y[result] = from_float<R>(static_cast<float>(total));
+}
+
+// sum_rows_kernel with a thread per result, where neighbouring results lie side by side.
 template <class T>
 __global__ void sum_columns_kernel(const T* x, SumAxes axes, std::int64_t per_chunk, double* sums) {
   const std::int64_t result = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -114,6 +146,30 @@ bool is_matrix(const T* x, const SumAxes& axes) {
          axes.results % kEach == 0 && axes.summed.strides[0][0] % kEach == 0 && is_aligned(x);
 }
 
+// Rows of one axis, in such numbers that a warp for each fills the machine.
+bool has_short_rows(const SumAxes& axes) {
+  constexpr std::int64_t kManyRows = 1024;
+  return axes.summed.rank == 1 && axes.terms <= kShortRow && axes.results >= kManyRows;
+}
+
+template <class T>
+void sum_short_rows(const SumAxes& axes, const T* x, const Tensor& y, cudaStream_t stream) {
+  constexpr std::int64_t kEach = Pack16<T>::kCount;
+  bool by_pack = axes.summed.strides[0][0] == 1 && axes.terms % kEach == 0 && is_aligned(x);
+  for (int axis = 0; axis < axes.kept.rank; ++axis) {
+    by_pack &= axes.kept.strides[0][axis] % kEach == 0;
+  }
+  const unsigned blocks = blocks_for(axes.results, kThreads / 32);
+  dispatch_device(y.dtype(), [&]<class R>() {
+    auto* to = pointer<R>(y);
+    if (by_pack) {
+      sum_short_rows_kernel<T, R, true><<<blocks, kThreads, 0, stream>>>(x, axes, to);
+    } else {
+      sum_short_rows_kernel<T, R, false><<<blocks, kThreads, 0, stream>>>(x, axes, to);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace cuda
 
@@ -126,6 +182,13 @@ void CudaBackend::sum(const Tensor& x, Tensor& y) {
     return walk.rank > 0 ? walk.strides[0][walk.rank - 1] : INT64_MAX;
   };
   const bool by_column = innermost(axes.kept) < innermost(axes.summed);
+  if (!by_column && cuda::has_short_rows(axes)) {
+    const cudaStream_t queue = stream();
+    cuda::dispatch_device(x.dtype(), [&]<class T>() {
+      cuda::sum_short_rows(axes, cuda::pointer<const T>(x), y, queue);
+    });
+    return check_launch("sum");
+  }
   // Enough blocks for the machine, few enough that adding up their sums is nothing.
   std::int64_t width = cuda::kThreads, least = 64;  // results of a block, terms of a chunk
   constexpr std::int64_t kMost = 1056;  // blocks: eight for each multiprocessor of an H100

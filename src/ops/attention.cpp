@@ -40,6 +40,8 @@ AttentionStatistics empty_statistics(Statistics wanted, const Shape& rows, const
   if (has(wanted, Statistics::top_weight)) {
     s.top_weight = Tensor::empty(rows, f32);
     s.top_index = Tensor::empty(rows, {DType::i32, device});
+  }
+  if (has(wanted, Statistics::top_weight | Statistics::saturation)) {
     s.saturation = Tensor::empty(heads, f32);
   }
   if (has(wanted, Statistics::received)) s.received = Tensor::empty(keys, f32);

@@ -95,7 +95,7 @@ class StudiedRun {
     const Tensor loss = model_->loss({.ids = batch.ids}, batch.labels, {.training = &pass});
     if (health != nullptr) watch_scores(tape, pass);
     const Gradients gradients = tape.backward(loss);
-    if (health != nullptr) *health = head_health(pass, gradients);
+    if (health != nullptr) *health = ScoreHealth(pass, gradients).read();
     const TapePause pause;
     optimizer_.options.lr = options_.lr * schedule_factor({.kind = ScheduleKind::constant,
                                                            .warmup = options_.steps / 10},

@@ -1,73 +1,16 @@
 #include "train/health.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/check.h"
+#include "ops/head_figures.h"
 #include "qkv/ops.h"
 
 namespace qkv {
-namespace {
 
-using Values = std::vector<float>;
-
-// What many tensors hold, in one copy: each copy from a device waits until it is idle.
-class Download {
- public:
-  void add(const Tensor& x) { parts_.push_back(reshape(to(x, DType::f32), {x.numel()})); }
-  void fetch() {
-    if (!parts_.empty()) values_ = concat(parts_, 0).to_vector<float>();
-    next_ = values_.begin();
-  }
-  // In the order they were added.
-  Values take(std::int64_t count) {
-    const Values part(next_, next_ + count);
-    next_ += count;
-    return part;
-  }
-
- private:
-  std::vector<Tensor> parts_;
-  Values values_;
-  Values::const_iterator next_;
-};
-
-// Figures [B, H] of every head: over the batch, by `combine`.
-template <class Combine>
-Values over_batch(const Values& all, std::size_t heads, Combine&& combine) {
-  Values result(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(heads));
-  for (std::size_t i = heads; i < all.size(); ++i) {
-    result[i % heads] = combine(result[i % heads], all[i]);
-  }
-  return result;
+HeadFigures over_batch(const Tensor& statistic, HeadFigure figure) {
+  return {reshape(statistic, {statistic.size(0), statistic.size(1), 1, 1}), figure};
 }
-
-// NaN stays: std::max would drop it on one side.
-float larger(float a, float b) { return std::isnan(a) || a > b ? a : b; }
-
-Values means(const Values& all, std::size_t heads) {
-  Values sums = over_batch(all, heads, [](float a, float b) { return a + b; });
-  for (float& sum : sums) sum /= static_cast<float>(all.size() / heads);
-  return sums;
-}
-
-// The sum of squares of each head of [B, H, S, D]; undefined where there is no gradient.
-Tensor squares_of(const Tensor& gradient) {
-  if (!gradient.defined()) return {};
-  const Tensor wide = to(gradient, DType::f32);
-  return sum(sum(mul(wide, wide), {2, 3}), {0});  // along memory, then the little that is left
-}
-
-// Of every query head, from squares of as many heads or of fewer key heads; none: zeros.
-Values norms(const Values& squares, std::size_t heads) {
-  Values result(heads, 0);
-  if (squares.empty()) return result;
-  const std::size_t share = heads / squares.size();
-  for (std::size_t h = 0; h < heads; ++h) result[h] = std::sqrt(squares[h / share]);
-  return result;
-}
-
-}  // namespace
 
 void watch_scores(Tape& tape, const nn::Training& pass) {
   for (const nn::AttentionHealth& h : pass.health) {
@@ -76,37 +19,53 @@ void watch_scores(Tape& tape, const nn::Training& pass) {
   }
 }
 
-std::vector<HeadHealth> head_health(const nn::Training& pass, const Gradients& gradients) {
+ScoreHealth::ScoreHealth(const nn::Training& pass, const Gradients& gradients) {
   const TapePause pause;
-  Download figures;
-  std::vector<std::int64_t> counts;  // of each tensor that is fetched, in order; 0: there is none
+  std::vector<HeadFigures> items;
   for (const nn::AttentionHealth& h : pass.health) {
     const AttentionStatistics& s = h.statistics;
-    for (const Tensor& x : {s.max_logit, s.score_var, s.entropy_relative, s.saturation,
-                            squares_of(gradients[h.queries]), squares_of(gradients[h.keys])}) {
-      counts.push_back(x.defined() ? x.numel() : 0);
-      if (x.defined()) figures.add(x);
+    items.push_back(over_batch(s.max_logit, HeadFigure::largest));
+    for (const Tensor* x : {&s.score_var, &s.entropy_relative, &s.saturation}) {
+      items.push_back(over_batch(*x, HeadFigure::mean));
     }
+    Layer layer{.name = h.name, .heads = h.queries.size(1)};
+    const auto add_norm = [&](const Tensor& of) {
+      const Tensor gradient = gradients[of];
+      if (!gradient.defined()) return std::int64_t{0};
+      items.push_back({gradient, HeadFigure::norm});
+      return gradient.size(1);
+    };
+    layer.query_norms = add_norm(h.queries);
+    layer.key_norms = add_norm(h.keys);
+    layers_.push_back(std::move(layer));
   }
-  figures.fetch();
-  auto count = counts.begin();
-  const auto next = [&] { return figures.take(*count++); };
+  figures_ = head_figures(items);
+}
+
+std::vector<HeadHealth> ScoreHealth::read() const {
   std::vector<HeadHealth> all;
-  for (const nn::AttentionHealth& h : pass.health) {
-    const auto heads = static_cast<std::size_t>(h.queries.size(1));
-    const Values logits = over_batch(next(), heads, larger), variances = means(next(), heads);
-    const Values entropies = means(next(), heads), saturations = means(next(), heads);
-    const Values q = norms(next(), heads), k = norms(next(), heads);
-    for (std::size_t i = 0; i < heads; ++i) {
-      all.push_back({.name = h.name,
-                     .head = static_cast<int>(i),
-                     .max_logit = logits[i],
-                     .variance = variances[i],
-                     .entropy = entropies[i],
-                     .saturation = saturations[i],
-                     .q_grad_norm = q[i],
-                     .k_grad_norm = k[i]});
+  if (layers_.empty()) return all;
+  const std::vector<float> values = figures_.to_vector<float>();
+  auto next = values.begin();
+  for (const Layer& layer : layers_) {
+    // Of every query head, from as many figures or from those of fewer key heads; none: 0.
+    const auto put = [&](double HeadHealth::*figure, std::int64_t count, HeadHealth* to) {
+      for (std::int64_t h = 0; count > 0 && h < layer.heads; ++h) {
+        to[h].*figure = next[h / (layer.heads / count)];
+      }
+      next += count;
+    };
+    const std::size_t first = all.size();
+    for (std::int64_t h = 0; h < layer.heads; ++h) {
+      all.push_back({.name = layer.name, .head = static_cast<int>(h)});
     }
+    HeadHealth* heads = all.data() + first;
+    put(&HeadHealth::max_logit, layer.heads, heads);
+    put(&HeadHealth::variance, layer.heads, heads);
+    put(&HeadHealth::entropy, layer.heads, heads);
+    put(&HeadHealth::saturation, layer.heads, heads);
+    put(&HeadHealth::q_grad_norm, layer.query_norms, heads);
+    put(&HeadHealth::k_grad_norm, layer.key_norms, heads);
   }
   return all;
 }

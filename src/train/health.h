@@ -4,20 +4,39 @@
 #include <string>
 #include <vector>
 
+#include "core/op_problems.h"
 #include "qkv/autograd.h"
 #include "qkv/nn.h"
 #include "qkv/train.h"
 
 namespace qkv {
 
-// What a pass has to ask of attention for head_health.
+// What a pass has to ask of attention for ScoreHealth.
 inline constexpr Statistics kHealthStatistics = Statistics::max_logit | Statistics::score_moments |
-                                                Statistics::entropy | Statistics::top_weight;
+                                                Statistics::entropy | Statistics::saturation;
+
+// A statistic [B, H] of an attention as an item of head_figures.
+HeadFigures over_batch(const Tensor& statistic, HeadFigure figure);
 
 // Keeps the gradients of queries and keys; between forward and backward.
 void watch_scores(Tape& tape, const nn::Training& pass);
-// One entry per head, in the order the layers ran.
-std::vector<HeadHealth> head_health(const nn::Training& pass, const Gradients& gradients);
+
+// What a pass told, over its batch. Made where the pass ran, without waiting for it; to read it
+// waits.
+class ScoreHealth {
+ public:
+  ScoreHealth(const nn::Training& pass, const Gradients& gradients);
+  // One entry per head, in the order the layers ran.
+  std::vector<HeadHealth> read() const;
+
+ private:
+  struct Layer {
+    std::string name;
+    std::int64_t heads = 0, query_norms = 0, key_norms = 0;  // norms: 0 without a gradient
+  };
+  std::vector<Layer> layers_;
+  Tensor figures_;
+};
 
 // What the rules say. `warned` holds max_logit of each head when it was last warned about; empty at
 // the beginning.

@@ -5,6 +5,7 @@
 
 #include "core/backend.h"
 #include "core/check.h"
+#include "ops/head_figures.h"
 #include "qkv/ops.h"
 #include "train/health.h"
 
@@ -63,20 +64,24 @@ void scale_head(const nn::ProjectedAttention& layer, std::int64_t head, double f
 std::vector<std::string> clip_scores(const nn::Training& pass, double limit,
                                      const Optimizer& optimizer) {
   const TapePause pause;
-  std::vector<std::string> clipped;
+  std::vector<const nn::AttentionHealth*> layers;
+  std::vector<HeadFigures> largest;
   for (const nn::AttentionHealth& h : pass.health) {
     if (h.layer == nullptr || h.layer->config().qk_norm_eps) continue;
-    const std::vector<float> logits = h.statistics.max_logit.to_vector<float>();
-    const auto heads = static_cast<std::size_t>(h.queries.size(1));
-    for (std::size_t head = 0; head < heads; ++head) {
-      float largest = logits[head];
-      for (std::size_t i = head; i < logits.size(); i += heads) {
-        largest = std::max(largest, logits[i]);
-      }
-      if (!(largest > limit)) continue;
-      scale_head(*h.layer, static_cast<std::int64_t>(head), limit / largest, optimizer);
+    layers.push_back(&h);
+    largest.push_back(over_batch(h.statistics.max_logit, HeadFigure::largest));
+  }
+  std::vector<std::string> clipped;
+  if (layers.empty()) return clipped;
+  const std::vector<float> values = head_figures(largest).to_vector<float>();
+  auto value = values.begin();
+  for (const nn::AttentionHealth* h : layers) {
+    for (std::int64_t head = 0; head < h->queries.size(1); ++head) {
+      const float logit = *value++;
+      if (!(logit > limit)) continue;
+      scale_head(*h->layer, head, limit / logit, optimizer);
       clipped.push_back(
-          fmt::format("{} head {}: clipped from {:.3g} to {:.3g}", h.name, head, largest, limit));
+          fmt::format("{} head {}: clipped from {:.3g} to {:.3g}", h->name, head, logit, limit));
     }
   }
   return clipped;

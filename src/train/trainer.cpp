@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <optional>
 
 #include "core/check.h"
 #include "core/philox.h"
@@ -139,6 +140,7 @@ struct Trainer::Run {
     const bool watches = config.watch.clip > 0 || (is_told && config.health);
     Gradients gradients;
     nn::Training first;
+    std::optional<ScoreHealth> health;
     for (int i = 0; i < config.accumulate; ++i) {
       const Batch& part = parts[static_cast<std::size_t>(i)];
       if (part.tokens == 0) continue;
@@ -157,7 +159,7 @@ struct Trainer::Run {
       const TapePause pause;
       result.loss = add(result.loss, scale(loss, weight));
       if (i == 0 && watches) first = std::move(pass);
-      if (i == 0 && is_told && config.health) result.health = head_health(first, found);
+      if (i == 0 && is_told && config.health) health.emplace(first, found);
       if (gradients.size() == 0) {
         gradients = std::move(found);
       } else {
@@ -167,6 +169,7 @@ struct Trainer::Run {
     optimizer.options.lr = config.optimizer.lr * schedule_factor(config.schedule, number, steps);
     result.norm = number_of(optimizer.step(gradients));
     if (!std::isfinite(result.norm)) stop_at_fault(number, parts);
+    if (health) result.health = health->read();
     if (config.watch.clip > 0) {
       result.clipped = clip_scores(first, config.watch.clip, optimizer);
     }

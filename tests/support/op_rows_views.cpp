@@ -75,7 +75,8 @@ OpRow sum_row(const std::string& name, const std::vector<int>& axes, bool mean) 
     squeezed.shape = Shape(extents);
     return Arrays{kept, squeezed};
   };
-  row.shapes = {{{3, 5, 7}}, {{1, 1, 1}}, {{2, 1, 33}}, {{4, 37, 1}}, {{65, 3, 2}}, {{70, 1, 24}}};
+  row.shapes = {{{3, 5, 7}},  {{1, 1, 1}},   {{2, 1, 33}},   {{4, 37, 1}},
+                {{65, 3, 2}}, {{70, 1, 24}}, {{1100, 1, 24}}};
   if (!mean) row.shapes.push_back({{0, 3, 2}});
   row.large = {{17, 95, 129}};
   row.terms = 4;

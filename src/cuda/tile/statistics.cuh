@@ -26,19 +26,21 @@ struct RowTold {
   int top_key = -1;
 };
 
+// No score: those are larger. Finite, so that a weight of 0 times it is 0, while the scale is at
+// most kLargestWatchedScale.
+inline constexpr float kHiddenScore = -1e37f, kLargestWatchedScale = 16;
+
 // Watches the thread's two rows. `top_key` is the same in the quad, sums are the lane's own part
-// until `finish`. Scores are those of the product: times `unit` they are the user's.
+// until `finish`. Scores are those of the product: times `unit` they are the user's. Without
+// FindsKeys, `top_key` is not looked for, and takes no registers.
+template <bool FindsKeys>
 struct ScoreWatch {
   int top_key[2] = {-1, -1};
   float weighted[2] = {0, 0};  // sum of p log2(p), p being weights before the division
   float total[2] = {0, 0}, squares[2] = {0, 0};
-  bool wants_key = true;  // `top_key`
-  int key0 = 0;           // of the tile that comes next
-  bool masked = false;    // whether it has hidden pairs
+  int key0 = 0;         // of the tile that comes next
+  bool masked = false;  // whether it has hidden pairs
 
-  // No score: those are larger. Finite, so that a weight of 0 times it is 0, while the scale is at
-  // most kLargestScale.
-  static constexpr float kHiddenScore = -1e37f, kLargestScale = 16;
   __device__ static float known(float largest) {
     return largest <= kHiddenScore ? -kInfinity : largest;
   }
@@ -62,23 +64,24 @@ struct ScoreWatch {
   template <int Count>
   __device__ void find_keys(const float (&s)[Count], const float (&largest)[2],
                             const float (&top)[2]) {
-    if (!wants_key) return;
+    if constexpr (FindsKeys) {
       // Tiles come from the last to the first: the smallest key of equals is found last.
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const bool higher = largest[r] > -kInfinity && largest[r] >= top[r];
-      if (!__any_sync(0xffffffff, higher)) continue;
-      int first = Count;
+      for (int r = 0; r < 2; ++r) {
+        const bool higher = largest[r] > -kInfinity && largest[r] >= top[r];
+        if (!__any_sync(0xffffffff, higher)) continue;
+        int first = Count;
 #pragma unroll
-      for (int i = Count - 4; i >= 0; i -= 4) {
-        if (s[i + 2 * r + 1] == largest[r]) first = i + 1;
-        if (s[i + 2 * r] == largest[r]) first = i;
+        for (int i = Count - 4; i >= 0; i -= 4) {
+          if (s[i + 2 * r + 1] == largest[r]) first = i + 1;
+          if (s[i + 2 * r] == largest[r]) first = i;
+        }
+        // Register i + e of a row holds key 2 i + 2 (lane % 4) + e.
+        int key = first == Count ? INT32_MAX : first / 4 * 8 + first % 4 + threadIdx.x % 4 * 2;
+        key = min(key, __shfl_xor_sync(0xffffffff, key, 1));
+        key = min(key, __shfl_xor_sync(0xffffffff, key, 2));
+        if (higher) top_key[r] = key0 + key;
       }
-      // Register i + e of a row holds key 2 i + 2 (lane % 4) + e.
-      int key = first == Count ? INT32_MAX : first / 4 * 8 + first % 4 + threadIdx.x % 4 * 2;
-      key = min(key, __shfl_xor_sync(0xffffffff, key, 1));
-      key = min(key, __shfl_xor_sync(0xffffffff, key, 2));
-      if (higher) top_key[r] = key0 + key;
     }
   }
   // Weights so far are multiplied by `factor` = 2^-distance.
