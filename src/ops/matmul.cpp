@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/quantized_group.h"
 #include "ops/fold.h"
+#include "ops/matmul_f32.h"
 #include "ops/sum_to.h"
 #include "qkv/autograd.h"
 #include "qkv/ops.h"
@@ -74,7 +75,9 @@ Tensor folded_product(const Tensor& a, const Tensor& b, const std::vector<int>& 
 }
 
 // d loss / d (a, b) from that of a b. What was broadcast is summed over, and rounded after that.
-std::vector<Tensor> matmul_backward(const Tensor& dy, const Tensor& a, const Tensor& b) {
+std::vector<Tensor> matmul_backward(const Tensor& given, const Tensor& a, const Tensor& b) {
+  // A product is bf16 where its second factor is: that of the forward was.
+  const Tensor dy = b.dtype() == DType::bf16 ? to(given, DType::bf16) : given;
   const Shape batch = batch_shape(a, b);
   const auto dtype = [&](const Tensor& x) {
     return x.numel() == batch.numel() * x.size(-1) * x.size(-2) ? x.dtype() : DType::f32;
@@ -156,16 +159,27 @@ void check_linear(const Tensor& x, std::int64_t inputs, std::int64_t outputs, De
 
 }  // namespace
 
-Tensor matmul(const Tensor& a, const Tensor& b) {
+namespace {
+
+Tensor multiplied(const Tensor& a, const Tensor& b, DType dtype) {
   check_floating("matmul", "a", a);
   check_floating("matmul", "b", b);
   check(a.rank() >= 2 && b.rank() >= 2 && a.size(-1) == b.size(-2),
         "matmul: a [..., M, K] and b [..., K, N] are needed, got {} and {}", a.shape(), b.shape());
   check(a.device() == b.device(), "matmul: a is on {}, b on {}", a.device(), b.device());
-  const Tensor y = folded_product(a, b, axes_beside_columns(b, shared_axes(a, b)), a.dtype());
+  const Tensor y = folded_product(a, b, axes_beside_columns(b, shared_axes(a, b)), dtype);
   return Tape::record("matmul", {a, b}, y,
                       [a, b](const Tensor& dy) { return matmul_backward(dy, a, b); });
 }
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  check_floating("matmul", "a", a);
+  return multiplied(a, b, a.dtype());
+}
+
+Tensor matmul_f32(const Tensor& a, const Tensor& b) { return multiplied(a, b, DType::f32); }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
               const LinearOptions& options) {
