@@ -60,9 +60,9 @@ Tensor draw(Generator& random, const std::array<std::int64_t, 3>& extents, float
 Inputs draw_inputs(const BenchLongOptions& o, std::int64_t length) {
   const Device device = o.common.chosen_device();
   Generator random(1);
-  const auto heads = [&] {
-    return reshape(draw(random, {o.heads, length, o.head_size}, 1.7f, o),
-                   {1, o.heads, length, o.head_size});
+  const auto heads = [&] {  // [1, H, S, D] as a layer has them: a view of [1, S, H, D]
+    const Tensor rows = draw(random, {1, length, o.heads * o.head_size}, 1.7f, o);
+    return transpose(reshape(rows, {1, length, o.heads, o.head_size}), 1, 2);
   };
   Inputs in{heads(), heads(), heads(), heads(), {}, {}, {}};
   in.directions = to(orthogonal_directions(o.features, o.head_size, 1), device);

@@ -312,6 +312,30 @@ TEST(Gemm, ARowDoesNotDependOnTheOthers) {
   });
 }
 
+// Rows too long to be packed whole, in pieces of their depth; a few rows are packed whole.
+TEST(Gemm, PiecesOfDepthSumAsTheWhole) {
+  const int before = num_threads();
+  for (const auto& [dtype, k] :
+       {std::pair<DType, std::int64_t>{DType::f32, 22003}, {DType::bf16, 44003}}) {
+    const std::int64_t m = 98, n = 20, few = 2, strides_a[] = {0, k, 1}, strides_y[] = {0, n, 1};
+    Tensor a = Tensor::empty({1, m, k}, {DType::bf16});
+    for (std::int64_t i = 0; i < a.numel(); ++i)
+      a.data<bf16>()[i] = bf16((i * 37 % 101 - 50) / 9.0f);
+    const Tensor b = normal({1, k, n}, dtype, 23), first = a.view({1, few, k}, strides_a, 0);
+    on_every_target([&, dtype = dtype] {
+      const Tensor expected = product(first, b, {}, Activation::relu);
+      expect_product(first, b, {}, Activation::relu, expected);
+      for (const int threads : {1, 3}) {
+        set_num_threads(threads);
+        const Tensor y = product(a, b, {}, Activation::relu);
+        ASSERT_TRUE(same_bits(y.view({1, few, n}, strides_y, 0), expected)) << to_string(dtype);
+        ASSERT_TRUE(same_bits(packed_product(a, b, {}, Activation::relu), y)) << to_string(dtype);
+      }
+    });
+  }
+  set_num_threads(before);
+}
+
 TEST(Gemm, NanAndInfinityReachTheirRowAndColumnOnly) {
   on_every_target([] {
     for (const DType dtype : kDTypes) {

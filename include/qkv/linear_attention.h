@@ -27,8 +27,10 @@ Tensor linear_attention(const Tensor& queries, const Tensor& keys, const Tensor&
 // The sums that stand for all keys and values so far: what a decoder carries along. Its size does
 // not depend on the length.
 struct LinearState {
-  Tensor sums{};  // f32 [B, Hk, F, Dv + 1]: of features times values, and of features
-  Tensor top{};   // f32 [B, Hk]: the exponent all features are relative to (softmax)
+  // f32 [B, Hk, F, W]: of features times values, then of features; W is Dv + 1 or a little more,
+  // a multiple of 8, and what follows is 0
+  Tensor sums{};
+  Tensor top{};  // f32 [B, Hk]: the exponent all features are relative to (softmax)
 };
 // The same for keys that follow those of the state, which then includes them. `decay` is what
 // KeyFeatures tells. Nothing is recorded.
@@ -61,8 +63,8 @@ struct KeyFeatures {
 KeyFeatures key_features(const Tensor& x, const Tensor& directions,
                          const FeatureOptions& options = {}, const Tensor& top_before = {});
 
-// Both halves: softmax(scale Q K^T) V by random features. Where nothing is recorded, long inputs go
-// through in segments, so that beyond the result memory does not grow with the length.
+// Both halves: softmax(scale Q K^T) V by random features. Long inputs go through in segments, so
+// that beyond the result memory hardly grows with the length; gradients make features again.
 Tensor performer_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                            const Tensor& directions, const FeatureOptions& options = {},
                            bool causal = false);

@@ -76,14 +76,18 @@ class Backend {
   virtual void softmax(const Tensor& x, Tensor& y) = 0;
   virtual void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) = 0;
 
-  // Zeroes what lies above the diagonal (below it: upper); x f32 [n, C, C], contiguous.
-  virtual void keep_triangle(Tensor& x, bool upper) = 0;
-  // x f32 [G, N, W] and carry f32 [G, W], contiguous. x[n] becomes carry + the sum of the x before
-  // n (after n: reverse), and carry becomes the sum of all.
-  virtual void running_sum(Tensor& x, Tensor& carry, bool reverse) = 0;
-  // y = x / by: x [rows, W], whose rows may stand further apart, by f32 [rows], y [rows, W].
+  // y = x without what lies above the diagonal (below it: upper); x f32 [n, C, C], y of any
+  // floating dtype or x itself; contiguous.
+  virtual void keep_triangle(const Tensor& x, bool upper, Tensor& y) = 0;
+  // x f32 [G, N, W] and carry f32 [G, W], contiguous. y[n] becomes carry + the sum of the x before
+  // n (after n: reverse), and carry becomes the sum of all; y like x, of any floating dtype or x
+  // itself.
+  virtual void running_sum(const Tensor& x, Tensor& carry, bool reverse, Tensor& y) = 0;
+  // y = x / by: x [rows, W], whose rows may stand further apart, by f32 [rows], y [rows, W]
+  // contiguous; x and y of any floating dtype.
   virtual void divide_rows(const Tensor& x, const Tensor& by, Tensor& y) = 0;
   virtual void softmax_features(const FeatureProblem& problem) = 0;
+  virtual void softmax_features_backward(const FeatureBackward& problem) = 0;
 
   virtual void attention_forward(const AttentionProblem& problem, const AttentionResults& out) = 0;
   virtual void attention_backward(const AttentionProblem& problem,

@@ -99,14 +99,19 @@ class CpuBackend final : public Backend {
   void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override {
     cpu::softmax_backward(y, dy, dx);
   }
-  void keep_triangle(Tensor& x, bool upper) override { cpu::keep_triangle(x, upper); }
-  void running_sum(Tensor& x, Tensor& carry, bool reverse) override {
-    cpu::running_sum(x, carry, reverse);
+  void keep_triangle(const Tensor& x, bool upper, Tensor& y) override {
+    cpu::keep_triangle(x, upper, y);
+  }
+  void running_sum(const Tensor& x, Tensor& carry, bool reverse, Tensor& y) override {
+    cpu::running_sum(x, carry, reverse, y);
   }
   void divide_rows(const Tensor& x, const Tensor& by, Tensor& y) override {
     cpu::divide_rows(x, by, y);
   }
   void softmax_features(const FeatureProblem& problem) override { cpu::softmax_features(problem); }
+  void softmax_features_backward(const FeatureBackward& problem) override {
+    cpu::softmax_features_backward(problem);
+  }
   void attention_forward(const AttentionProblem& problem, const AttentionResults& out) override {
     cpu::attention_forward(problem, out);
   }

@@ -1,8 +1,9 @@
 // Matrix products: from problems to blocks and tasks for an engine (gemm_engine.h).
 //
-// A is packed once for all threads, some rows at a time; a task takes a range of columns, reads or
-// packs the panels of B it needs, sums over the whole depth and stores its part of y. The order of
-// every sum is the engine's alone: neither the tasks nor the number of threads change it.
+// A is packed once for all threads, some rows at a time, and where these are too long some of their
+// depth at a time; a task takes a range of columns, reads or packs the panels of B it needs, sums
+// over the depth and stores its part of y. The order of every sum is the engine's alone: neither
+// the tasks nor the number of threads nor the pieces of depth change it.
 #include "cpu/gemm.h"
 
 #include <algorithm>
@@ -16,6 +17,7 @@ namespace qkv::cpu {
 namespace {
 
 constexpr std::int64_t kLeftBytes = std::int64_t{8} << 20;  // of packed A
+constexpr std::int64_t kSums = std::int64_t{4} << 20;       // that wait for more of the depth
 constexpr std::int64_t kPackAlone = 1 << 15;                // elements one thread packs as soon
 constexpr double kTaskWork = 1 << 17;                       // products worth a task
 
@@ -24,26 +26,35 @@ std::int64_t bytes_of(DType dtype, std::int64_t count) {
   return count * static_cast<std::int64_t>(size_of(dtype));
 }
 
-// Rows [first, first + rows) of A, packed.
+// A part of the depth; it begins at a multiple of the engine's blocks.
+struct Stretch {
+  std::int64_t begin, end;
+};
+
+// Rows [first, first + rows) of A along a stretch of the depth, packed.
 class Left {
  public:
-  Left(const Product& p, std::int64_t first, std::int64_t rows)
+  Left(const Product& p, std::int64_t first, std::int64_t rows, const Stretch& depth)
       : engine_(p.engine),
+        depth_(depth),
         room_(round_up(rows, engine_.row_multiple)),
-        data_(bytes_of(engine_.operand, divide_up(p.k, engine_.depth_block) * room_) *
+        data_(bytes_of(engine_.operand,
+                       divide_up(depth.end - depth.begin, engine_.depth_block) * room_) *
               engine_.left_stride) {
+    const std::int64_t length = depth.end - depth.begin;
     const std::int64_t piece =
-        rows * p.k <= kPackAlone ? room_ : round_up(32, engine_.row_multiple);
+        rows * length <= kPackAlone ? room_ : round_up(32, engine_.row_multiple);
     parallel_for(divide_up(room_, piece), [&](std::int64_t task) {
       const std::int64_t begin = task * piece, end = std::min(room_, begin + piece);
-      for (std::int64_t k = 0; k < p.k; k += engine_.depth_block) {
-        pack(
-            p,
-            {first + begin, std::min(end, rows) - begin, k, std::min(engine_.depth_block, p.k - k)},
-            begin, end);
+      for (std::int64_t k = depth.begin; k < depth.end; k += engine_.depth_block) {
+        pack(p,
+             {first + begin, std::min(end, rows) - begin, k,
+              std::min(engine_.depth_block, depth.end - k)},
+             begin, end);
       }
     });
   }
+  const Stretch& depth() const { return depth_; }
 
   const std::byte* at(std::int64_t row, std::int64_t k) const {
     return data_.get() + offset(row, k);
@@ -51,7 +62,8 @@ class Left {
 
  private:
   std::int64_t offset(std::int64_t row, std::int64_t k) const {
-    return bytes_of(engine_.operand, (k / engine_.depth_block * room_ + row) * engine_.left_stride);
+    const std::int64_t block = (k - depth_.begin) / engine_.depth_block;
+    return bytes_of(engine_.operand, (block * room_ + row) * engine_.left_stride);
   }
   void pack(const Product& p, const Window& window, std::int64_t begin, std::int64_t end) {
     const std::int64_t depth = round_up(window.columns, engine_.depth_multiple);
@@ -64,6 +76,7 @@ class Left {
   }
 
   const GemmEngine& engine_;
+  Stretch depth_;
   std::int64_t room_;
   Scratch<std::byte> data_;
 };
@@ -103,14 +116,19 @@ Plan make_plan(const Product& p, std::int64_t rows) {
   return plan;
 }
 
+// Room for the sums of a task.
+std::int64_t sums_stride(const Plan& plan) { return round_up(plan.columns, 32) + 16; }
+std::int64_t sums_size(const Product& p, const Plan& plan, std::int64_t rows) {
+  return round_up(std::min(plan.rows, rows), p.engine.row_multiple) * sums_stride(plan);
+}
+
 // The work of one task on its thread.
 class Worker {
  public:
-  Worker(const Product& p, const Left& left, const Plan& plan, std::int64_t rows)
-      : p_(p), engine_(p.engine), left_(left) {
+  // Sums are kept in `c`, from one stretch of the depth to the next.
+  Worker(const Product& p, const Left& left, const Plan& plan, std::int64_t rows, float* c)
+      : p_(p), engine_(p.engine), left_(left), c_stride_(sums_stride(plan)), c_(c) {
     const std::int64_t columns = round_up(plan.columns, 32);
-    c_stride_ = columns + 16;
-    c_ = Scratch<float>(round_up(std::min(plan.rows, rows), engine_.row_multiple) * c_stride_);
     widens_ = p.packed != nullptr && engine_.native == nullptr && p.packed->stored != DType::f32 &&
               rows > engine_.narrow_rows;
     if (p.packed == nullptr || widens_) {
@@ -124,13 +142,14 @@ class Worker {
            std::int64_t columns) {
     const Finish finish = Finish{p_.bias, p_.activation, p_.y}.at(y_row, column);
     if (p_.k == 0) {
-      std::fill_n(c_.get(), rows * c_stride_, 0.0f);
+      std::fill_n(c_, rows * c_stride_, 0.0f);
       return finish_all(rows, columns, finish);
     }
-    for (std::int64_t k = 0; k < p_.k; k += engine_.depth_block) {
+    const Stretch& depth = left_.depth();
+    for (std::int64_t k = depth.begin; k < depth.end; k += engine_.depth_block) {
       const TileExtents size{rows, columns, std::min(engine_.depth_block, p_.k - k)};
       const bool last = k + size.depth == p_.k;
-      engine_.multiply(engine_, {left_.at(row, k), right(k, size.depth, column, columns), c_.get(),
+      engine_.multiply(engine_, {left_.at(row, k), right(k, size.depth, column, columns), c_,
                                  c_stride_, size, k > 0, last ? &finish : nullptr});
     }
   }
@@ -154,8 +173,7 @@ class Worker {
   }
   void finish_all(std::int64_t rows, std::int64_t columns, const Finish& finish) {
     for (std::int64_t j = 0; j < columns; j += kMostColumns) {
-      engine_.finish(c_.get() + j, c_stride_, rows, std::min(kMostColumns, columns - j),
-                     finish.at(0, j));
+      engine_.finish(c_ + j, c_stride_, rows, std::min(kMostColumns, columns - j), finish.at(0, j));
     }
   }
 
@@ -163,7 +181,7 @@ class Worker {
   const GemmEngine& engine_;
   const Left& left_;
   std::int64_t c_stride_;
-  Scratch<float> c_;
+  float* c_;
   bool widens_;
   DType block_dtype_ = DType::f32;
   Scratch<std::byte> block_;
@@ -185,34 +203,57 @@ class Running {
   const AttentionEngine* engine_;
 };
 
-void multiply_rows(const Product& p, std::int64_t first, std::int64_t rows) {
-  const Left left(p, first, rows);
+// How much of A is packed at once.
+struct Pieces {
+  std::int64_t rows, depth;
+};
+
+Pieces make_pieces(const Product& p) {
+  constexpr std::int64_t kManyRows = 384, kFewRows = 192;
+  const std::int64_t blocks = std::max<std::int64_t>(1, divide_up(p.k, p.engine.depth_block));
+  const std::int64_t block_bytes = bytes_of(p.engine.operand, p.engine.left_stride);  // of a row
+  const std::int64_t most = kLeftBytes / (blocks * block_bytes) / 96 * 96;
+  const auto rows_of = [&](std::int64_t limit) {
+    return round_up(divide_up(p.m, divide_up(p.m, limit)), 96);
+  };
+  if (p.m <= 16 || most >= std::min(p.m, kFewRows)) {
+    return {rows_of(std::max(most, kFewRows)), blocks * p.engine.depth_block};
+  }
+  // Rows too long to be packed whole. Sums of all columns wait for the next stretch.
+  const std::int64_t rows = rows_of(p.n * kManyRows <= kSums ? kManyRows : kFewRows);
+  const std::int64_t at_once = std::max<std::int64_t>(1, kLeftBytes / (rows * block_bytes));
+  return {rows, at_once * p.engine.depth_block};
+}
+
+void multiply_rows(const Product& p, std::int64_t first, std::int64_t rows, std::int64_t depth) {
   const Plan plan = make_plan(p, rows);
-  parallel_for(plan.across * plan.along, [&](std::int64_t task) {
-    Worker worker(p, left, plan, rows);
-    const Running running(p.engine.native);
-    const std::int64_t row = task / plan.across * plan.rows;
-    const std::int64_t column = task % plan.across * plan.columns * plan.steps;
-    const std::int64_t end = std::min(p.n, column + plan.columns * plan.steps);
-    for (std::int64_t j = column; j < end; j += plan.columns) {
-      worker.run(row, std::min(plan.rows, rows - row), first + row, j,
-                 std::min(plan.columns, end - j));
-    }
-  });
+  const std::int64_t tasks = plan.across * plan.along, size = sums_size(p, plan, rows);
+  const bool is_whole = p.k <= depth;
+  const Scratch<float> sums(is_whole ? 0 : tasks * size);
+  for (std::int64_t k = 0; k == 0 || k < p.k; k += depth) {
+    const Left left(p, first, rows, {k, std::min(p.k, k + depth)});
+    parallel_for(tasks, [&](std::int64_t task) {
+      const Scratch<float> own(is_whole ? size : 0);
+      Worker worker(p, left, plan, rows, is_whole ? own.get() : sums.get() + task * size);
+      const Running running(p.engine.native);
+      const std::int64_t row = task / plan.across * plan.rows;
+      const std::int64_t column = task % plan.across * plan.columns * plan.steps;
+      const std::int64_t end = std::min(p.n, column + plan.columns * plan.steps);
+      for (std::int64_t j = column; j < end; j += plan.columns) {
+        worker.run(row, std::min(plan.rows, rows - row), first + row, j,
+                   std::min(plan.columns, end - j));
+      }
+    });
+  }
 }
 
 }  // namespace
 
 void multiply(const Product& p) {
   if (p.m == 0 || p.n == 0) return;
-  const std::int64_t row_bytes =
-      bytes_of(p.engine.operand, p.engine.left_stride * divide_up(p.k, p.engine.depth_block));
-  const std::int64_t most =
-      std::max<std::int64_t>(192, kLeftBytes / std::max<std::int64_t>(1, row_bytes) / 96 * 96);
-  const std::int64_t times = divide_up(p.m, most);
-  const std::int64_t at_once = round_up(divide_up(p.m, times), 96);
-  for (std::int64_t row = 0; row < p.m; row += at_once) {
-    multiply_rows(p, row, std::min(at_once, p.m - row));
+  const Pieces pieces = make_pieces(p);
+  for (std::int64_t row = 0; row < p.m; row += pieces.rows) {
+    multiply_rows(p, row, std::min(pieces.rows, p.m - row), pieces.depth);
   }
 }
 

@@ -19,50 +19,59 @@ HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 namespace {
 
-// x[i] becomes carry[i], which becomes carry[i] + x[i].
-void step(float* x, float* carry, std::int64_t count) {
+// y[i] becomes carry[i], which becomes carry[i] + x[i].
+template <class T>
+void step(const float* x, float* carry, T* y, std::int64_t count) {
   for_lanes(count, [&](std::int64_t i, std::int64_t n) QKV_LANES_BODY {
     const VecF32 before = load_lanes(carry + i, n), here = load_lanes(x + i, n);
-    store_lanes(before, x + i, n);
+    store_lanes(before, y + i, n);
     store_lanes(hn::Add(before, here), carry + i, n);
   });
 }
 
-void running_sum_kernel(Tensor& x, Tensor& carry, bool reverse) {
+void running_sum_kernel(const Tensor& x, Tensor& carry, bool reverse, Tensor& y) {
   const std::int64_t groups = x.size(0), chunks = x.size(1), width = x.size(2);
   if (x.numel() == 0) return;
   constexpr std::int64_t kColumns = 4096;  // of the carry: they stay in the first cache
   const std::int64_t parts = (width + kColumns - 1) / kColumns;
-  float* data = x.data<float>();
+  const float* data = x.data<float>();
   float* sums = carry.data<float>();
-  for_each_rows(groups * parts, chunks * std::min(width, kColumns),
-                [&](std::int64_t begin, std::int64_t end) {
-                  for (std::int64_t task = begin; task < end; ++task) {
-                    const std::int64_t g = task / parts, first = task % parts * kColumns;
-                    const std::int64_t count = std::min(kColumns, width - first);
-                    for (std::int64_t n = 0; n < chunks; ++n) {
-                      const std::int64_t chunk = reverse ? chunks - 1 - n : n;
-                      step(data + (g * chunks + chunk) * width + first, sums + g * width + first,
-                           count);
+  dispatch_float(y.dtype(), [&]<class T>() {
+    T* to = y.data<T>();
+    for_each_rows(groups * parts, chunks * std::min(width, kColumns),
+                  [&](std::int64_t begin, std::int64_t end) {
+                    for (std::int64_t task = begin; task < end; ++task) {
+                      const std::int64_t g = task / parts, first = task % parts * kColumns;
+                      const std::int64_t count = std::min(kColumns, width - first);
+                      for (std::int64_t n = 0; n < chunks; ++n) {
+                        const std::int64_t chunk = reverse ? chunks - 1 - n : n;
+                        const std::int64_t at = (g * chunks + chunk) * width + first;
+                        step(data + at, sums + g * width + first, to + at, count);
+                      }
                     }
-                  }
-                });
+                  });
+  });
+}
+
+template <class From, class To>
+void divide_each(const Tensor& x, const Tensor& by, Tensor& y) {
+  const std::int64_t width = x.size(1), apart = x.stride(0);
+  const From* from = x.data<From>();
+  To* to = y.data<To>();
+  const float* divisors = by.data<float>();
+  for_each_rows(x.size(0), width, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const VecF32 divisor = hn::Set(F32(), divisors[r]);
+      for_lanes(width, [&](std::int64_t i, std::int64_t n) QKV_LANES_BODY {
+        store_lanes(hn::Div(load_lanes(from + r * apart + i, n), divisor), to + r * width + i, n);
+      });
+    }
+  });
 }
 
 void divide_rows_kernel(const Tensor& x, const Tensor& by, Tensor& y) {
-  const std::int64_t width = x.size(1), apart = x.stride(0);
-  dispatch_float(x.dtype(), [&]<class T>() {
-    const T* from = x.data<T>();
-    T* to = y.data<T>();
-    const float* divisors = by.data<float>();
-    for_each_rows(x.size(0), width, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) {
-        const VecF32 divisor = hn::Set(F32(), divisors[r]);
-        for_lanes(width, [&](std::int64_t i, std::int64_t n) QKV_LANES_BODY {
-          store_lanes(hn::Div(load_lanes(from + r * apart + i, n), divisor), to + r * width + i, n);
-        });
-      }
-    });
+  dispatch_float(x.dtype(), [&]<class From>() {
+    dispatch_float(y.dtype(), [&]<class To>() { divide_each<From, To>(x, by, y); });
   });
 }
 
@@ -76,9 +85,9 @@ namespace qkv::cpu {
 HWY_EXPORT(running_sum_kernel);
 HWY_EXPORT(divide_rows_kernel);
 
-void running_sum(Tensor& x, Tensor& carry, bool reverse) {
+void running_sum(const Tensor& x, Tensor& carry, bool reverse, Tensor& y) {
   settle_target();
-  HWY_DYNAMIC_DISPATCH(running_sum_kernel)(x, carry, reverse);
+  HWY_DYNAMIC_DISPATCH(running_sum_kernel)(x, carry, reverse, y);
 }
 
 void divide_rows(const Tensor& x, const Tensor& by, Tensor& y) {
@@ -86,19 +95,20 @@ void divide_rows(const Tensor& x, const Tensor& by, Tensor& y) {
   HWY_DYNAMIC_DISPATCH(divide_rows_kernel)(x, by, y);
 }
 
-void keep_triangle(Tensor& x, bool upper) {
+void keep_triangle(const Tensor& x, bool upper, Tensor& y) {
   const std::int64_t size = x.size(1);
-  float* data = x.data<float>();
-  for_each_rows(x.size(0) * size, size, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      float* row = data + r * size;
-      const std::int64_t diagonal = r % size;
-      if (upper) {
-        std::fill(row, row + diagonal, 0.0f);
-      } else {
-        std::fill(row + diagonal + 1, row + size, 0.0f);
+  const float* data = x.data<float>();
+  dispatch_float(y.dtype(), [&]<class T>() {
+    T* to = y.data<T>();
+    for_each_rows(x.size(0) * size, size, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) {
+        const std::int64_t diagonal = r % size;
+        for (std::int64_t i = 0; i < size; ++i) {
+          const bool is_kept = upper ? i >= diagonal : i <= diagonal;
+          to[r * size + i] = is_kept ? T(data[r * size + i]) : T(0.0f);
+        }
       }
-    }
+    });
   });
 }
 

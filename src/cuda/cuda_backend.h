@@ -53,10 +53,11 @@ class CudaBackend final : public Backend {
   void optimize(const OptimizerProblem& problem) override;
   void softmax(const Tensor& x, Tensor& y) override;
   void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override;
-  void keep_triangle(Tensor& x, bool upper) override;
-  void running_sum(Tensor& x, Tensor& carry, bool reverse) override;
+  void keep_triangle(const Tensor& x, bool upper, Tensor& y) override;
+  void running_sum(const Tensor& x, Tensor& carry, bool reverse, Tensor& y) override;
   void divide_rows(const Tensor& x, const Tensor& by, Tensor& y) override;
   void softmax_features(const FeatureProblem& problem) override;
+  void softmax_features_backward(const FeatureBackward& problem) override;
   void attention_forward(const AttentionProblem& problem, const AttentionResults& out) override;
   void attention_backward(const AttentionProblem& problem,
                           const AttentionBackward& tensors) override;
@@ -91,6 +92,8 @@ class CudaBackend final : public Backend {
   // False where the library has no way to do it.
   bool product(const Product& problem);
   bool product_of_all(const Product& problem);
+  // False where the inner axis had better stay whole.
+  bool matmul_by_parts(const MatmulProblem& problem);
 
   int index_;
   cudaStream_t stream_ = nullptr;

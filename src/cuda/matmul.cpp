@@ -348,7 +348,7 @@ bool CudaBackend::product_of_all(const Product& p) {
 }
 
 void CudaBackend::matmul(const MatmulProblem& p) {
-  if (p.y.numel() == 0) return;
+  if (p.y.numel() == 0 || matmul_by_parts(p)) return;
   const DType dtype = product_dtype(p.a.dtype(), p.b.dtype());
   const bool is_empty = p.a.size(2) == 0;  // a sum of nothing is zero
   Product plain{p};

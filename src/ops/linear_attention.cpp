@@ -3,7 +3,10 @@
 #include <algorithm>
 
 #include "core/backend.h"
+#include "ops/causal_sums.h"
 #include "ops/checks.h"
+#include "ops/linear_sums.h"
+#include "ops/matmul_f32.h"
 #include "qkv/autograd.h"
 #include "qkv/ops.h"
 
@@ -15,6 +18,8 @@ constexpr double kLeastSum = 1e-30;
 struct Parts {
   Tensor queries, keys, values;
 };
+
+}  // namespace
 
 void check_parts(const Tensor& queries, const Tensor& keys, const Tensor& values) {
   check_floating("linear_attention", "queries", queries);
@@ -32,6 +37,14 @@ void check_parts(const Tensor& queries, const Tensor& keys, const Tensor& values
         "linear_attention: {} heads are not a multiple of {} key heads", heads, key_heads);
 }
 
+void check_causal(const Tensor& queries, const Tensor& keys, bool causal) {
+  check(!causal || queries.size(2) == keys.size(2),
+        "linear_attention: causal needs as many queries as keys, got {} and {}", queries.shape(),
+        keys.shape());
+}
+
+namespace {
+
 // [B, Hk, ...] with a head for every query head.
 Tensor spread(const Tensor& x, std::int64_t heads) {
   const std::int64_t b = x.size(0), key_heads = x.size(1), s = x.size(2), d = x.size(3);
@@ -48,163 +61,117 @@ Parts arranged(const Tensor& queries, const Tensor& keys, const Tensor& values) 
   return {wide(queries), spread(wide(keys), heads), spread(wide(values), heads)};
 }
 
-// Values and a column of ones: the sum of weights comes with the weighted sum.
+// Values and a column of ones: the sum of weights comes with the weighted sum. Columns of zeros up
+// to a multiple of 8, which products in 16 bits need to be fast.
 Tensor with_ones(const Tensor& values) {
-  const Tensor ones = Tensor::full({values.size(0), values.size(1), values.size(2), 1}, 1,
-                                   {values.dtype(), values.device()});
-  return concat({values, ones}, 3);
+  constexpr std::int64_t kMultiple = 8;
+  const std::int64_t width = values.size(3), rest = kMultiple - 1 - width % kMultiple;
+  const TensorOptions like{values.dtype(), values.device()};
+  const auto columns = [&](double value, std::int64_t count) {
+    const TapePause pause;
+    return expand(Tensor::full({1, 1, 1, 1}, value, like),
+                  {values.size(0), values.size(1), values.size(2), count});
+  };
+  std::vector<Tensor> parts{values, columns(1, 1)};
+  if (rest > 0) parts.push_back(columns(0, rest));
+  return concat(parts, 3);
 }
 
-Tensor divide_rows(const Tensor& x, const Tensor& by) {
-  Tensor y = Tensor::empty(x.shape(), {x.dtype(), x.device()});
+// The same sums for every query head of a key head: those of the first.
+Tensor by_key_head(const Tensor& x, std::int64_t key_heads) {
+  const std::int64_t b = x.size(0), heads = x.size(1), s = x.size(2), d = x.size(3);
+  if (heads == key_heads) return x;
+  const Tensor by_group = reshape(x, {b, key_heads, heads / key_heads, s, d});
+  return reshape(slice(by_group, 2, 0, 1), {b, key_heads, s, d});
+}
+
+Tensor decayed(const Tensor& sums, const Tensor& decay) {
+  if (!sums.defined() || !decay.defined()) return sums;
+  return mul(sums, reshape(decay, {sums.size(0), sums.size(1), 1, 1}));
+}
+
+Tensor divide_rows(const Tensor& x, const Tensor& by, DType dtype) {
+  Tensor y = Tensor::empty(x.shape(), {dtype, x.device()});
   if (y.numel() > 0) backend(x.device()).divide_rows(x, by, y);
   return y;
 }
 
-// The weighted sums [..., W + 1] divided by the sums of weights, their last column: [..., W].
-Tensor divided(const Tensor& given) {
-  const std::int64_t width = given.size(-1) - 1;
+// The weighted sums f32 [..., W] divided by the sums of weights, which follow the first `width`
+// columns: [..., width].
+Tensor divided(const Tensor& given, std::int64_t width, DType dtype) {
   const Tensor sums = contiguous(given);
-  const std::int64_t rows = sums.numel() / (width + 1);
+  const std::int64_t all = given.size(-1), rows = sums.numel() / all;
   std::vector<std::int64_t> extents(given.shape().extents().begin(), given.shape().extents().end());
   Tensor y, totals;
   {
     const TapePause pause;
-    const Tensor flat = reshape(sums, {rows, width + 1});
+    const Tensor flat = reshape(sums, {rows, all});
     const Tensor least = Tensor::full({1}, kLeastSum, {DType::f32, sums.device()});
-    totals = reshape(add(to(slice(flat, 1, width, width + 1), DType::f32), least), {rows});
+    totals = reshape(add(slice(flat, 1, width, width + 1), least), {rows});
     extents.back() = width;
-    y = reshape(divide_rows(slice(flat, 1, 0, width), totals), extents);
+    y = reshape(divide_rows(slice(flat, 1, 0, width), totals, dtype), extents);
   }
   // d(a / t) = da / t - (a / t) dt / t
-  return Tape::record("divided", {sums}, y, [sums, totals, y, rows, width](const Tensor& dy) {
-    const Tensor d = to(reshape(contiguous(dy), {rows, width}), DType::f32);
-    const Tensor shares = divide_rows(d, totals);
+  return Tape::record("divided", {sums}, y, [sums, totals, y, rows, width, all](const Tensor& dy) {
+    const Tensor shares = divide_rows(reshape(contiguous(dy), {rows, width}), totals, DType::f32);
     const Tensor of_totals = sum(mul(shares, reshape(y, {rows, width})), {1}, true);
-    const Tensor both = concat({shares, scale(of_totals, -1)}, 1);
-    return std::vector{to(reshape(both, std::vector<std::int64_t>(sums.shape().extents().begin(),
-                                                                  sums.shape().extents().end())),
-                          sums.dtype())};
+    const Tensor rest = Tensor::zeros({1, 1}, {DType::f32, y.device()});
+    std::vector<Tensor> parts{shares, scale(of_totals, -1)};
+    if (all > width + 1) parts.push_back(expand(rest, {rows, all - width - 1}));
+    return std::vector{reshape(
+        concat(parts, 1),
+        std::vector<std::int64_t>(sums.shape().extents().begin(), sums.shape().extents().end()))};
   });
-}
-
-void check_causal(const Tensor& queries, const Tensor& keys, bool causal) {
-  check(!causal || queries.size(2) == keys.size(2),
-        "linear_attention: causal needs as many queries as keys, got {} and {}", queries.shape(),
-        keys.shape());
-}
-
-Tensor to_f32(const Tensor& x) { return to(x, DType::f32); }
-
-// Puts keys and values into the sums; returns what the sums were, relative to the new exponent.
-Tensor add_keys(const KeyFeatures& keys, const Tensor& values, LinearState& state) {
-  const Tensor fresh = matmul(transpose(to_f32(keys.features), 2, 3), with_ones(to_f32(values)));
-  Tensor past = state.sums;
-  check(!past.defined() || past.shape() == fresh.shape(),
-        "linear_attention: the state is {}, these keys and values make {}: it is of another model "
-        "or batch",
-        past.shape(), fresh.shape());
-  if (past.defined() && keys.decay.defined()) {
-    past = mul(past, reshape(keys.decay, {fresh.size(0), fresh.size(1), 1, 1}));
-  }
-  state.sums = past.defined() ? add(past, fresh) : fresh;
-  return past;
-}
-
-// Features of a segment that stay in a processor's cache, or fill a GPU; f32.
-std::int64_t segment_rows(const Tensor& q, const Tensor& directions) {
-  constexpr std::int64_t kInCache = std::int64_t{1} << 19, kOnGpu = std::int64_t{1} << 26;
-  const std::int64_t each = std::max<std::int64_t>(1, q.size(0) * q.size(1) * directions.size(0));
-  return std::max<std::int64_t>(128, (q.device() == kCpu ? kInCache : kOnGpu) / each);
-}
-
-struct PerformerCall {
-  const Tensor &q, &k, &v, &directions;
-  const FeatureOptions& options;
-  bool causal;
-};
-
-// Keys go into sums and queries through them, a segment at a time.
-Tensor in_segments(const PerformerCall& call, std::int64_t rows) {
-  Tensor out = Tensor::empty({call.q.size(0), call.q.size(1), call.q.size(2), call.v.size(3)},
-                             {call.q.dtype(), call.q.device()});
-  LinearState state;
-  const auto for_segments = [&](std::int64_t length, auto&& use) {
-    for (std::int64_t begin = 0; begin < length; begin += rows) {
-      use([begin, end = std::min(length, begin + rows)](const Tensor& x) {
-        return slice(x, 2, begin, end);
-      });
-    }
-  };
-  const auto keys_of = [&](auto&& cut) {
-    FeatureOptions options = call.options;
-    if (options.visible.defined()) options.visible = cut(options.visible);
-    KeyFeatures keys = key_features(cut(call.k), call.directions, options, state.top);
-    state.top = keys.top;
-    return keys;
-  };
-  const auto queries_of = [&](auto&& cut) {
-    return query_features(cut(call.q), call.directions, call.options);
-  };
-  const auto put = [&](const Tensor& part, Tensor there) {
-    backend(out.device()).copy(part, there);
-  };
-  if (call.causal) {
-    for_segments(call.k.size(2), [&](auto&& cut) {
-      const KeyFeatures keys = keys_of(cut);
-      put(linear_attention(queries_of(cut), keys.features, cut(call.v), keys.decay, state),
-          cut(out));
-    });
-    return out;
-  }
-  for_segments(call.k.size(2), [&](auto&& cut) { add_keys(keys_of(cut), cut(call.v), state); });
-  const Tensor sums = spread(state.sums, call.q.size(1));
-  for_segments(call.q.size(2),
-               [&](auto&& cut) { put(divided(matmul(to_f32(queries_of(cut)), sums)), cut(out)); });
-  return out;
 }
 
 }  // namespace
 
+void add_keys(const KeyFeatures& keys, const Tensor& given_values, LinearState& state) {
+  const auto [unused, features, values] = arranged(keys.features, keys.features, given_values);
+  const Tensor fresh = matmul_f32(transpose(features, 2, 3), with_ones(values));
+  const Tensor past = state.sums;
+  check(!past.defined() || past.shape() == fresh.shape(),
+        "linear_attention: the state is {}, these keys and values make {}: it is of another model "
+        "or batch",
+        past.shape(), fresh.shape());
+  state.sums = past.defined() ? add(decayed(past, keys.decay), fresh) : fresh;
+}
+
+Tensor attend_to_sums(const Tensor& queries, const Tensor& sums, std::int64_t width) {
+  const DType dtype = queries.dtype() == DType::bf16 ? DType::bf16 : DType::f32;
+  const Tensor seen = spread(to(sums, dtype), queries.size(1));
+  return divided(matmul_f32(queries, seen), width, queries.dtype());
+}
+
+Tensor attend_in_order(const Tensor& queries, const KeyFeatures& keys, const Tensor& values,
+                       LinearState& state) {
+  const Parts x = arranged(queries, keys.features, values);
+  check_causal(queries, keys.features, true);
+  const Tensor past = decayed(state.sums, keys.decay);
+  const CausalSums sums = causal_sums(x.queries, x.keys, with_ones(x.values),
+                                      past.defined() ? spread(past, queries.size(1)) : Tensor());
+  state.sums = by_key_head(sums.carry, keys.features.size(1));
+  return divided(sums.y, values.size(3), queries.dtype());
+}
+
 Tensor linear_attention(const Tensor& queries, const Tensor& keys, const Tensor& values,
                         bool causal) {
-  const Parts x = arranged(queries, keys, values);
+  check_parts(queries, keys, values);
   check_causal(queries, keys, causal);
-  const Tensor wide = with_ones(x.values);
-  const Tensor sums = causal ? causal_product(x.queries, x.keys, wide)
-                             : matmul(x.queries, matmul(transpose(x.keys, 2, 3), wide));
-  return to(divided(sums), queries.dtype());
+  LinearState state;
+  if (causal) return attend_in_order(queries, {keys, {}, {}}, values, state);
+  add_keys({keys, {}, {}}, values, state);
+  return attend_to_sums(queries, state.sums, values.size(3));
 }
 
 Tensor linear_attention(const Tensor& queries, const Tensor& keys, const Tensor& values,
                         const Tensor& decay, LinearState& state) {
   const TapePause pause;
-  const Parts x = arranged(to_f32(queries), to_f32(keys), to_f32(values));
+  check_parts(queries, keys, values);
   check_causal(queries, keys, true);
-  const Tensor past = add_keys({keys, {}, decay}, values, state);
-  const std::int64_t heads = queries.size(1);
-  Tensor sums;
-  if (keys.size(2) == 1) {
-    sums = matmul(x.queries, spread(state.sums, heads));
-  } else {
-    sums = causal_product(x.queries, x.keys, with_ones(x.values));
-    if (past.defined()) sums = add(sums, matmul(x.queries, spread(past, heads)));
-  }
-  return to(divided(sums), queries.dtype());
-}
-
-Tensor performer_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                           const Tensor& directions, const FeatureOptions& options, bool causal) {
-  check_parts(q, k, v);
-  check_causal(q, k, causal);
-  if (!Tape::recording() && k.size(2) > 0 && directions.defined() && directions.rank() == 2) {
-    const std::int64_t rows = segment_rows(q, directions);
-    if (std::max(q.size(2), k.size(2)) > rows) {
-      return in_segments({q, k, v, directions, options, causal}, rows);
-    }
-  }
-  return linear_attention(query_features(q, directions, options),
-                          key_features(k, directions, options).features, v, causal);
+  if (keys.size(2) != 1) return attend_in_order(queries, {keys, {}, decay}, values, state);
+  add_keys({keys, {}, decay}, values, state);
+  return attend_to_sums(queries, state.sums, values.size(3));
 }
 
 Tensor linear_attention_weights(const Tensor& queries, const Tensor& keys, bool causal) {
@@ -214,13 +181,13 @@ Tensor linear_attention_weights(const Tensor& queries, const Tensor& keys, bool 
   Tensor weights = matmul(x.queries, transpose(x.keys, 2, 3));
   if (causal) {
     Tensor square = reshape(weights, {-1, weights.size(2), weights.size(3)});
-    backend(weights.device()).keep_triangle(square, false);
+    backend(weights.device()).keep_triangle(square, false, square);
   }
   const std::int64_t keys_seen = weights.size(3);
   const Tensor flat = reshape(weights, {-1, keys_seen});
   const Tensor least = Tensor::full({1}, kLeastSum, {DType::f32, weights.device()});
   const Tensor totals = reshape(add(sum(flat, {1}, true), least), {flat.size(0)});
-  return reshape(divide_rows(flat, totals),
+  return reshape(divide_rows(flat, totals, DType::f32),
                  {weights.size(0), weights.size(1), weights.size(2), keys_seen});
 }
 

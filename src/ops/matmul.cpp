@@ -4,6 +4,8 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "core/quantized_group.h"
+#include "ops/fold.h"
+#include "ops/matmul_f32.h"
 #include "ops/sum_to.h"
 #include "qkv/autograd.h"
 #include "qkv/ops.h"
@@ -65,6 +67,31 @@ Tensor product(const Tensor& a, const Tensor& b, DType dtype) {
   problem.y = reshape(y, {batch.numel(), a.size(-2), b.size(-1)});
   backend(a.device()).matmul(problem);
   return y;
+}
+
+// The same, in one product where axes of b lie beside its columns.
+Tensor folded_product(const Tensor& a, const Tensor& b, const std::vector<int>& axes, DType dtype) {
+  return from_columns(product(a, as_columns(b, axes), dtype), axes, b.shape());
+}
+
+// d loss / d (a, b) from that of a b. What was broadcast is summed over, and rounded after that.
+std::vector<Tensor> matmul_backward(const Tensor& given, const Tensor& a, const Tensor& b) {
+  // A product is bf16 where its second factor is: that of the forward was.
+  const Tensor dy = b.dtype() == DType::bf16 ? to(given, DType::bf16) : given;
+  const Shape batch = batch_shape(a, b);
+  const auto dtype = [&](const Tensor& x) {
+    return x.numel() == batch.numel() * x.size(-1) * x.size(-2) ? x.dtype() : DType::f32;
+  };
+  // The sum over axes that share `a` is part of the product: [M, H N] times [H N, K]. To copy b
+  // where heads do not lie beside columns costs less than a gradient of `a` for each of them.
+  const std::vector<int> shared = shared_axes(a, b);
+  const Tensor da =
+      product(as_columns(dy, shared), transpose(as_columns(b, shared), -1, -2), dtype(a));
+  const Tensor db =
+      folded_product(transpose(a, -1, -2), dy, axes_beside_columns(b, shared), dtype(b));
+  const std::vector<std::int64_t> extents(a.shape().extents().begin(), a.shape().extents().end());
+  return {da.numel() == a.numel() ? reshape(da, extents) : sum_to(da, a.shape()),
+          sum_to(db, b.shape())};
 }
 
 Tensor rows_of(const Tensor& x) {
@@ -132,23 +159,27 @@ void check_linear(const Tensor& x, std::int64_t inputs, std::int64_t outputs, De
 
 }  // namespace
 
-Tensor matmul(const Tensor& a, const Tensor& b) {
+namespace {
+
+Tensor multiplied(const Tensor& a, const Tensor& b, DType dtype) {
   check_floating("matmul", "a", a);
   check_floating("matmul", "b", b);
   check(a.rank() >= 2 && b.rank() >= 2 && a.size(-1) == b.size(-2),
         "matmul: a [..., M, K] and b [..., K, N] are needed, got {} and {}", a.shape(), b.shape());
   check(a.device() == b.device(), "matmul: a is on {}, b on {}", a.device(), b.device());
-  const Tensor y = product(a, b, a.dtype());
-  return Tape::record("matmul", {a, b}, y, [a, b](const Tensor& dy) {
-    // What was broadcast is summed over, and rounded after that.
-    const Shape batch = batch_shape(a, b);
-    const auto dtype = [&](const Tensor& x) {
-      return x.numel() == batch.numel() * x.size(-1) * x.size(-2) ? x.dtype() : DType::f32;
-    };
-    return std::vector{sum_to(product(dy, transpose(b, -1, -2), dtype(a)), a.shape()),
-                       sum_to(product(transpose(a, -1, -2), dy, dtype(b)), b.shape())};
-  });
+  const Tensor y = folded_product(a, b, axes_beside_columns(b, shared_axes(a, b)), dtype);
+  return Tape::record("matmul", {a, b}, y,
+                      [a, b](const Tensor& dy) { return matmul_backward(dy, a, b); });
 }
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  check_floating("matmul", "a", a);
+  return multiplied(a, b, a.dtype());
+}
+
+Tensor matmul_f32(const Tensor& a, const Tensor& b) { return multiplied(a, b, DType::f32); }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
               const LinearOptions& options) {

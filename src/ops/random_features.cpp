@@ -51,26 +51,32 @@ Tensor softmax_features(const Tensor& given, const Tensor& directions, double fa
   Tensor scaled;
   {
     const TapePause pause;
-    scaled = scale(directions, std::sqrt(factor));
+    scaled = contiguous(scale(directions, std::sqrt(factor)));
     FeatureProblem problem;
     problem.x = reshape(x, {groups, length, x.size(3)});
+    problem.directions = scaled;
     problem.y = reshape(y, {groups, length, features});
     problem.half_scale = static_cast<float>(factor / 2);
     if (top.defined()) {
       problem.top = reshape(top, {groups});
       problem.decay = reshape(decay, {groups});
     }
-    if (y.numel() > 0) {
-      problem.projected = to(problem.x, DType::f32);
-      problem.projected = matmul(problem.projected, transpose(scaled, 0, 1));
-      backend(x.device()).softmax_features(problem);
-    }
+    if (y.numel() > 0) backend(x.device()).softmax_features(problem);
   }
-  // The exponent is x w - |x|^2 / 2 of x times sqrt(factor).
   return Tape::record("softmax_features", {x}, y, [x, y, scaled, factor](const Tensor& dy) {
-    const Tensor d = mul(to(dy, DType::f32), y);
-    const Tensor total = scale(sum(d, {-1}, true), factor);
-    return std::vector{to(subtract(matmul(d, scaled), mul(total, x)), x.dtype())};
+    Tensor dx = Tensor::empty(x.shape(), {x.dtype(), x.device()});
+    FeatureBackward problem;
+    const auto by_group = [&](const Tensor& t) {
+      return reshape(t, {t.size(0) * t.size(1), t.size(2), t.size(3)});
+    };
+    problem.x = by_group(x);
+    problem.directions = scaled;
+    problem.y = by_group(y);
+    problem.dy = by_group(contiguous(to(dy, x.dtype())));
+    problem.scale = static_cast<float>(factor);
+    problem.dx = by_group(dx);
+    if (y.numel() > 0) backend(x.device()).softmax_features_backward(problem);
+    return std::vector{dx};
   });
 }
 

@@ -117,6 +117,28 @@ OpRow performer_row(const std::string& name, FeatureKind kind, bool causal) {
   return row;
 }
 
+// Sizes that models have, for which a device may have kernels of their own.
+OpRow performer_tiles_row() {
+  OpRow row = performer_row("performer_tiles", FeatureKind::softmax, false);
+  const auto directions = [](std::int64_t size) { return orthogonal_directions(64, size, 9); };
+  row.op = [=](const Tensors& in) {
+    const Tensor drawn = to(directions(in[0].size(3)), in[0].device());
+    return Tensors{performer_attention(in[0], in[1], in[2], drawn)};
+  };
+  row.reference = [=](const Arrays& in, const Rounding&) {
+    const Tensor drawn = directions(in[0].size(3));
+    Array array(drawn.shape());
+    const std::vector<float> values = drawn.to_vector<float>();
+    array.values.assign(values.begin(), values.end());
+    return Arrays{performer_reference(in, array, FeatureKind::softmax, false)};
+  };
+  row.shapes.clear();
+  for (const Shape& shape : {Shape{2, 1, 21, 32}, Shape{1, 2, 40, 64}, Shape{1, 1, 18, 128}}) {
+    row.shapes.push_back({shape, shape, shape});
+  }
+  return row;
+}
+
 }  // namespace
 
 std::vector<OpRow> linear_attention_rows() {
@@ -125,6 +147,7 @@ std::vector<OpRow> linear_attention_rows() {
       causal_product_row("causal_product_reverse", true),
       performer_row("performer", FeatureKind::softmax, false),
       performer_row("performer_causal", FeatureKind::softmax, true),
+      performer_tiles_row(),
       performer_row("performer_relu", FeatureKind::relu, false),
       performer_row("performer_relu_causal", FeatureKind::relu, true),
   };

@@ -70,6 +70,30 @@ OpRow matmul_row(char left, char right) {
   return row;
 }
 
+// Heads that lie beside the columns of b, as in the view of [B, S, H, D] that a layer's keys are;
+// and a matrix for all of them, or one per head that sequences share.
+OpRow matmul_heads_row() {
+  OpRow row;
+  row.name = "matmul_heads";
+  row.op = [](const Tensors& in) { return Tensors{matmul(in[0], transpose(in[1], 1, 2))}; };
+  row.reference = [](const Arrays& in, const Rounding&) {
+    const std::int64_t batch = in[1].size(0), length = in[1].size(1), heads = in[1].size(2);
+    const std::int64_t size = in[1].size(3);
+    Array b{Shape{batch, heads, length, size}};
+    for (std::int64_t i = 0; i < b.shape.numel(); ++i) {
+      const std::int64_t d = i % size, s = i / size % length, h = i / size / length % heads;
+      b[i] = in[1][((i / size / length / heads * length + s) * heads + h) * size + d];
+    }
+    return Arrays{product(in[0], b)};
+  };
+  row.shapes = {{{3, 5}, {2, 5, 4, 7}}, {{3, 5}, {1, 5, 4, 8}},    {{2, 5}, {3, 5, 1, 1}},
+                {{2, 6}, {1, 6, 1, 3}}, {{4, 3, 5}, {2, 5, 4, 2}}, {{2, 1, 3, 5}, {1, 5, 4, 2}},
+                {{0, 5}, {2, 5, 3, 2}}, {{3, 0}, {2, 0, 3, 2}}};
+  row.large = {{40, 130}, {2, 130, 3, 48}};
+  row.terms = 8;
+  return row;
+}
+
 Array linear_reference(const Arrays& in, bool transposed) {
   const Array weight = transposed ? in[1] : turned(in[1]);
   const std::int64_t inputs = weight.size(0), outputs = weight.size(1);
@@ -244,6 +268,7 @@ std::vector<OpRow> product_rows() {
       matmul_row('n', 't'),
       matmul_row('t', 'n'),
       matmul_row('t', 't'),
+      matmul_heads_row(),
       linear_row("linear", {}, false),
       linear_row("linear_bias", {}, true),
       linear_row("linear_transposed", {.transposed = true}, true),
