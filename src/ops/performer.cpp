@@ -169,6 +169,13 @@ Tensor performer_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                            const Tensor& directions, const FeatureOptions& options, bool causal) {
   check_parts(q, k, v);
   check_causal(q, k, causal);
+  // Features and their gradients leave the range of f16.
+  const auto is_f16 = [](const Tensor& x) { return x.dtype() == DType::f16; };
+  if (is_f16(q) || is_f16(k) || is_f16(v)) {
+    const auto wide = [&](const Tensor& x) { return is_f16(x) ? to(x, DType::f32) : x; };
+    return to(performer_attention(wide(q), wide(k), wide(v), directions, options, causal),
+              q.dtype());
+  }
   if (k.size(2) > 0 && directions.defined() && directions.rank() == 2) {
     const std::int64_t rows = segment_rows(q, directions);
     if (std::max(q.size(2), k.size(2)) > rows) {

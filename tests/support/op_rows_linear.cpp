@@ -118,19 +118,19 @@ OpRow performer_row(const std::string& name, FeatureKind kind, bool causal) {
 }
 
 // Sizes that models have, for which a device may have kernels of their own.
-OpRow performer_tiles_row() {
-  OpRow row = performer_row("performer_tiles", FeatureKind::softmax, false);
+OpRow performer_tiles_row(const std::string& name, bool causal) {
+  OpRow row = performer_row(name, FeatureKind::softmax, causal);
   const auto directions = [](std::int64_t size) { return orthogonal_directions(64, size, 9); };
   row.op = [=](const Tensors& in) {
     const Tensor drawn = to(directions(in[0].size(3)), in[0].device());
-    return Tensors{performer_attention(in[0], in[1], in[2], drawn)};
+    return Tensors{performer_attention(in[0], in[1], in[2], drawn, {}, causal)};
   };
   row.reference = [=](const Arrays& in, const Rounding&) {
     const Tensor drawn = directions(in[0].size(3));
     Array array(drawn.shape());
     const std::vector<float> values = drawn.to_vector<float>();
     array.values.assign(values.begin(), values.end());
-    return Arrays{performer_reference(in, array, FeatureKind::softmax, false)};
+    return Arrays{performer_reference(in, array, FeatureKind::softmax, causal)};
   };
   row.shapes.clear();
   for (const Shape& shape : {Shape{2, 1, 21, 32}, Shape{1, 2, 40, 64}, Shape{1, 1, 18, 128}}) {
@@ -147,7 +147,8 @@ std::vector<OpRow> linear_attention_rows() {
       causal_product_row("causal_product_reverse", true),
       performer_row("performer", FeatureKind::softmax, false),
       performer_row("performer_causal", FeatureKind::softmax, true),
-      performer_tiles_row(),
+      performer_tiles_row("performer_tiles", false),
+      performer_tiles_row("performer_tiles_causal", true),
       performer_row("performer_relu", FeatureKind::relu, false),
       performer_row("performer_relu_causal", FeatureKind::relu, true),
   };
