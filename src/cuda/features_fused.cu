@@ -9,6 +9,7 @@
 #include "cuda/elements.cuh"
 #include "cuda/features.h"
 #include "cuda/tile/mma.cuh"
+#include "cuda/tile/softmax.cuh"
 
 namespace qkv::cuda {
 namespace {
@@ -52,16 +53,6 @@ __device__ float high_half(std::uint32_t pair) { return __uint_as_float(pair & 0
 __device__ std::uint32_t as_pair(float first, float second) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
   return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-
-// Over the four lanes that share rows.
-__device__ float quad_sum(float value) {
-  value += __shfl_xor_sync(0xffffffffu, value, 1);
-  return value + __shfl_xor_sync(0xffffffffu, value, 2);
-}
-__device__ float quad_max(float value) {
-  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
-  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
 
 // Floats order like integers where positive, the other way round where negative.
