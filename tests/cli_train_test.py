@@ -76,6 +76,7 @@ class Train(unittest.TestCase):
         return lines
 
     def expect_same(self, run):
+        self.assertEqual(list(run.glob(".*")), [])
         self.assertEqual(self.sums(run), self.sums(self.whole))
         self.assertEqual(self.metrics(run), self.metrics(self.whole))
 

@@ -119,7 +119,9 @@ TEST(StudyScale, ReportsProgressToItsEnd) {
 }
 
 TEST(StudyScale, TextFitsATerminal) {
-  std::istringstream lines(to_text(small_study()));
+  ScaleStudy study = small_study();
+  study.target = "avx512_bf16";  // the longest of the names, whatever this machine has
+  std::istringstream lines(to_text(study));
   for (std::string line; std::getline(lines, line);) {
     int columns = 0;
     for (const unsigned char c : line) columns += (c & 0xC0) != 0x80;

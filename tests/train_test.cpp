@@ -192,6 +192,27 @@ TEST(Trainer, RefusesAFolderThatHoldsARun) {
   EXPECT_ERROR("--resume", Trainer(config, {}));
 }
 
+TEST(Trainer, RemovesWhatAKilledRunLeftUnfinished) {
+  const TinyRun tiny;
+  TrainConfig config = tiny.config(Task::language_model);
+  config.out = tiny.file("run");
+  config.steps = 2;
+  Trainer(config, {}).run();
+  const std::filesystem::path run(config.out);
+  std::filesystem::create_directory(run / ".qkv-checkpoint-000000001.old");
+  std::ofstream(run / ".qkv-checkpoint-000000001.old" / "optimizer.safetensors") << "half";
+  std::ofstream(run / ".qkv-77-0.tmp") << "half";
+  std::ofstream(run / ".mine") << "kept";
+  config.steps = 3;
+  Trainer(config, {}, true).run();
+  std::vector<std::string> hidden;
+  for (const auto& entry : std::filesystem::directory_iterator(run)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(".")) hidden.push_back(name);
+  }
+  EXPECT_THAT(hidden, ::testing::ElementsAre(".mine"));
+}
+
 TEST(Trainer, KeepsTheNewestCheckpoints) {
   const TinyRun tiny;
   TrainConfig config = tiny.config(Task::language_model);

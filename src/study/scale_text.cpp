@@ -102,8 +102,9 @@ std::string variance_table(const ScaleStudy& study) {
 std::string to_text(const ScaleStudy& study) {
   std::string text = fmt::format(
       "Why 1/sqrt(d_k)?  {}\n"
-      "Measured with qkv attention on {} ({} thread{}); ± is one standard error; gradients are "
-      "root mean\nsquare norms per row, for a loss gradient of variance 1 at the output.\n\n",
+      "Measured with qkv attention on {} ({} thread{}); ± is one standard error;\n"
+      "gradients are root mean square norms per row, for a loss gradient of variance 1 at the "
+      "output.\n\n",
       study::describe(study.options), study.target, study.threads, study.threads == 1 ? "" : "s");
   text += study::tables(study) + study::variance_table(study);
   return text + study::findings_text(findings(study));

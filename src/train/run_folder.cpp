@@ -27,6 +27,8 @@ using nlohmann::ordered_json;
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
 constexpr const char* kCheckpoint = "checkpoint-";
+// What is being made or removed; files that are being written begin like this too (io/file.cpp).
+constexpr const char* kUnfinished = ".qkv-";
 constexpr std::uint64_t kStateBytes = 64 << 20;
 
 void sync_folder(const fs::path& folder) {
@@ -41,9 +43,9 @@ class Draft {
  public:
   explicit Draft(const fs::path& target)
       : target_(target),
-        draft_(target.parent_path() / ("." + target.filename().string() + ".tmp")) {
+        draft_(target.parent_path() / (kUnfinished + target.filename().string() + ".tmp")) {
     std::error_code error;
-    fs::remove_all(draft_, error);  // of a run that was killed
+    fs::remove_all(draft_, error);  // of a save that failed
     fs::create_directories(draft_, error);
     check(!error, "{}: cannot be made a folder: {}", draft_.string(), error.message());
   }
@@ -141,6 +143,16 @@ std::vector<fs::path> checkpoints_of(const std::string& path) {
   return found;
 }
 
+// What a run that was killed had not finished making or removing.
+void remove_unfinished(const std::string& path) {
+  std::vector<fs::path> found;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, ignored)) {
+    if (entry.path().filename().string().starts_with(kUnfinished)) found.push_back(entry.path());
+  }
+  for (const fs::path& unfinished : found) fs::remove_all(unfinished, ignored);
+}
+
 }  // namespace
 
 RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
@@ -151,6 +163,7 @@ RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
   const bool has_run = newest().has_value() || fs::exists(file("metrics.jsonl"));
   check(resume || !has_run, "{}: holds a run already; go on with --resume, or choose another --out",
         path_);
+  remove_unfinished(path_);
 }
 
 std::string RunFolder::file(const std::string& name) const {
@@ -184,7 +197,7 @@ void RunFolder::save(Model& model, const Optimizer& optimizer, const RunState& s
   std::vector<fs::path> all = checkpoints_of(path_);
   for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < all.size(); ++i) {
     // Renamed first: a half removed checkpoint must not look like one.
-    const fs::path gone = file("." + all[i].filename().string() + ".old");
+    const fs::path gone = file(kUnfinished + all[i].filename().string() + ".old");
     std::error_code ignored;
     fs::rename(all[i], gone, ignored);
     fs::remove_all(gone, ignored);

@@ -29,7 +29,8 @@ struct RunState {
 
 class RunFolder {
  public:
-  // `resume` = false: Error when there is a run already.
+  // `resume` = false: Error when there is a run already. What a killed run left half made or half
+  // removed goes.
   RunFolder(std::string path, bool resume);
 
   const std::string& path() const { return path_; }
