@@ -8,6 +8,8 @@ set(qkv_disabled HWY_SSSE3|HWY_AVX3_DL|HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128
 if(QKV_SANITIZE)
   # What a sanitizer could find in SSE4 it finds in AVX2, the same source, in less time to build.
   string(APPEND qkv_disabled |HWY_SSE4)
+  # The same of a loop's body for its last vector and for the others (cpu/lanes-inl.h): compiled once.
+  target_compile_definitions(qkv PRIVATE "QKV_LANES_BODY=HWY_ATTR __attribute__((noinline))")
 endif()
 target_compile_definitions(qkv PRIVATE HWY_DISABLED_TARGETS=\(${qkv_disabled}\))
 

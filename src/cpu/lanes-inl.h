@@ -16,7 +16,7 @@
 #include "qkv/dtype.h"
 
 // For the bodies of for_lanes: inlined into both of its calls, so that in the first one a whole
-// vector is known to be whole.
+// vector is known to be whole. A build with sanitizers says otherwise (cmake/QkvCpuTargets.cmake).
 #ifndef QKV_LANES_BODY
 #define QKV_LANES_BODY HWY_ATTR __attribute__((always_inline))
 #endif
