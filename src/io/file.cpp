@@ -39,7 +39,8 @@ std::string target_of(const std::string& path) {
 std::string temporary_name(const std::string& path) {
   static std::atomic<unsigned> count{0};
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  return (folder / fmt::format(".qkv-{}-{}.tmp", ::getpid(), count.fetch_add(1))).string();
+  return (folder / fmt::format("{}{}-{}.tmp", kUnfinished, ::getpid(), count.fetch_add(1)))
+      .string();
 }
 
 // A file that was not there, and its name. One that is (of another container with our process

@@ -10,6 +10,9 @@
 
 namespace qkv {
 
+// How the names of what is not finished begin; a process that is killed leaves it behind.
+inline constexpr const char* kUnfinished = ".qkv-";
+
 // The bytes of a regular file. Throws Error with the path and the reason, also when there are more
 // than `most` of them, before any is read.
 std::string read_file(const std::string& path, std::uint64_t most);

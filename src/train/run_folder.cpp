@@ -27,8 +27,6 @@ using nlohmann::ordered_json;
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
 constexpr const char* kCheckpoint = "checkpoint-";
-// What is being made or removed; files that are being written begin like this too (io/file.cpp).
-constexpr const char* kUnfinished = ".qkv-";
 constexpr std::uint64_t kStateBytes = 64 << 20;
 
 void sync_folder(const fs::path& folder) {
@@ -133,24 +131,15 @@ RunState read_state(const std::string& path) {
   return s;
 }
 
-std::vector<fs::path> checkpoints_of(const std::string& path) {
-  std::vector<fs::path> found;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
-    if (entry.path().filename().string().starts_with(kCheckpoint)) found.push_back(entry.path());
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
-
-// What a run that was killed had not finished making or removing.
-void remove_unfinished(const std::string& path) {
+// What is in a folder under names that begin so, in their order.
+std::vector<fs::path> entries_of(const std::string& path, const char* beginning) {
   std::vector<fs::path> found;
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(path, ignored)) {
-    if (entry.path().filename().string().starts_with(kUnfinished)) found.push_back(entry.path());
+    if (entry.path().filename().string().starts_with(beginning)) found.push_back(entry.path());
   }
-  for (const fs::path& unfinished : found) fs::remove_all(unfinished, ignored);
+  std::sort(found.begin(), found.end());
+  return found;
 }
 
 }  // namespace
@@ -163,7 +152,9 @@ RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
   const bool has_run = newest().has_value() || fs::exists(file("metrics.jsonl"));
   check(resume || !has_run, "{}: holds a run already; go on with --resume, or choose another --out",
         path_);
-  remove_unfinished(path_);
+  for (const fs::path& unfinished : entries_of(path_, kUnfinished)) {
+    fs::remove_all(unfinished, error);  // it is in nobody's way where that fails
+  }
 }
 
 std::string RunFolder::file(const std::string& name) const {
@@ -171,7 +162,7 @@ std::string RunFolder::file(const std::string& name) const {
 }
 
 std::optional<std::string> RunFolder::newest() const {
-  const std::vector<fs::path> all = checkpoints_of(path_);
+  const std::vector<fs::path> all = entries_of(path_, kCheckpoint);
   if (all.empty()) return {};
   return all.back().string();
 }
@@ -194,7 +185,7 @@ void RunFolder::save(Model& model, const Optimizer& optimizer, const RunState& s
     write_file_atomically(draft.file("state.json"), state_text(state));
     draft.publish();
   }
-  std::vector<fs::path> all = checkpoints_of(path_);
+  const std::vector<fs::path> all = entries_of(path_, kCheckpoint);
   for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < all.size(); ++i) {
     // Renamed first: a half removed checkpoint must not look like one.
     const fs::path gone = file(kUnfinished + all[i].filename().string() + ".old");
