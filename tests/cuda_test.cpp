@@ -52,6 +52,37 @@ TEST_F(Cuda, CopiesBetweenEveryDtypeAndLayout) {
   }
 }
 
+// Rows that lie side by side move in runs of up to 16 bytes, as far as where they begin and how
+// long they are allows: slices that begin and end anywhere, out of a wider tensor and into one.
+TEST_F(Cuda, CopiesRowsOfEveryWidthFromAndToAnywhere) {
+  constexpr std::int64_t kWidth = 48;
+  std::vector<float> numbers;
+  for (int i = 0; i < 2 * 3 * 5 * kWidth; ++i) numbers.push_back(static_cast<float>(i % 251));
+  const Tensor start = Tensor::from(numbers, {2, 3, 5, kWidth});
+  for (const DType dtype : {DType::u8, DType::bf16, DType::f32, DType::i64}) {
+    const Tensor here = to(start, dtype), there = on_device(here, kGpu);
+    for (const std::int64_t begin : {0, 1, 2, 4, 8, 12, 16}) {
+      for (const std::int64_t width : {1, 2, 4, 7, 8, 16, 24, 32}) {
+        const auto part = [&](const Tensor& x) {
+          return permute(slice(x, 3, begin, begin + width), {0, 2, 1, 3});
+        };
+        const std::string what = to_string(dtype) + " from " + std::to_string(begin) + ", " +
+                                 std::to_string(width) + " wide";
+        EXPECT_EQ(values_of(contiguous(part(there))), values_of(contiguous(part(here)))) << what;
+        const auto joined = [&](const Tensor& x) {
+          return concat({slice(x, 3, 0, begin + 1), part(permute(x, {0, 2, 1, 3})), x}, 3);
+        };
+        EXPECT_EQ(values_of(joined(there)), values_of(joined(here))) << what;
+        const auto repeated = [&](const Tensor& x) {
+          return contiguous(
+              expand(slice(slice(x, 3, begin, begin + width), 1, 1, 2), {2, 3, 5, width}));
+        };
+        EXPECT_EQ(values_of(repeated(there)), values_of(repeated(here))) << what;
+      }
+    }
+  }
+}
+
 TEST_F(Cuda, TellsWhatItsTensorsHold) {
   synchronize(kGpu);
   reset_peak_memory(kGpu);

@@ -15,12 +15,12 @@ __global__ void fill_kernel(T* x, std::int64_t count, T value) {
 }
 
 // Bits of one size moved; nothing is converted.
-template <class Bits>
+template <class Bits, class Index>
 __global__ void move_kernel(const Bits* from, Bits* to, Walk<2> walk, std::int64_t count) {
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
     std::int64_t at[2];
-    walk.offsets(i, at);
+    walk.offsets(static_cast<Index>(i), at);
     to[at[1]] = from[at[0]];
   }
 }
@@ -97,30 +97,69 @@ __global__ void convert_any_kernel(const void* from, DType from_dtype, void* to,
   }
 }
 
+// Elements that lie side by side in both tensors, taken together: runs of up to 16 bytes, into
+// which rows divide without rest and at whose multiples they begin. The walk becomes one over runs.
+// Returns the bytes of a run, which may be those of one element.
+std::size_t take_runs(const Tensor& from, const Tensor& to, Walk<2>& walk) {
+  const std::size_t item = size_of(from.dtype());
+  const int last = walk.rank - 1;
+  if (walk.rank == 0 || walk.strides[0][last] != 1 || walk.strides[1][last] != 1) return item;
+  const auto fits = [&](std::size_t bytes) {
+    const auto each = static_cast<std::int64_t>(bytes / item);
+    bool does = walk.extents[last] % each == 0;
+    for (int n = 0; n < 2; ++n) {
+      const void* data = (n == 0 ? from : to).raw();
+      does = does && reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
+      for (int axis = 0; axis < last; ++axis) does = does && walk.strides[n][axis] % each == 0;
+    }
+    return does;
+  };
+  std::size_t bytes = 16;
+  while (bytes > item && !fits(bytes)) bytes /= 2;
+  if (bytes <= item) return item;
+  const auto each = static_cast<std::int64_t>(bytes / item);
+  walk.extents[last] /= each;
+  for (int n = 0; n < 2; ++n) {
+    for (int axis = 0; axis < last; ++axis) walk.strides[n][axis] /= each;
+  }
+  if (last > 0 && walk.extents[last] == 1) --walk.rank;  // rows of one run
+  return bytes;
+}
+
 template <class Bits>
 void move(const Tensor& from, Tensor& to, const Walk<2>& walk, cudaStream_t stream) {
-  move_kernel<Bits><<<blocks_for(from.numel()), kThreads, 0, stream>>>(
-      static_cast<const Bits*>(from.raw()), static_cast<Bits*>(to.raw()), walk, from.numel());
+  const auto bytes = from.numel() * static_cast<std::int64_t>(size_of(from.dtype()));
+  const std::int64_t count = bytes / static_cast<std::int64_t>(sizeof(Bits));
+  const auto* x = static_cast<const Bits*>(from.raw());
+  auto* y = static_cast<Bits*>(to.raw());
+  if (count <= UINT32_MAX) {
+    move_kernel<Bits, std::uint32_t><<<blocks_for(count), kThreads, 0, stream>>>(x, y, walk, count);
+  } else {
+    move_kernel<Bits, std::int64_t><<<blocks_for(count), kThreads, 0, stream>>>(x, y, walk, count);
+  }
+}
+
+void copy_bits(const Tensor& from, Tensor& to, Walk<2> walk, cudaStream_t stream) {
+  if (walk.is_flat()) {
+    const std::size_t bytes = static_cast<std::size_t>(from.numel()) * size_of(from.dtype());
+    check_cuda(cudaMemcpyAsync(to.raw(), from.raw(), bytes, cudaMemcpyDeviceToDevice, stream),
+               "copy");
+    return;
+  }
+  switch (take_runs(from, to, walk)) {
+    case 1: return move<std::uint8_t>(from, to, walk, stream);
+    case 2: return move<std::uint16_t>(from, to, walk, stream);
+    case 4: return move<std::uint32_t>(from, to, walk, stream);
+    case 8: return move<std::uint64_t>(from, to, walk, stream);
+    default: return move<uint4>(from, to, walk, stream);
+  }
 }
 
 void copy_on_device(const Tensor& from, Tensor& to, cudaStream_t stream) {
   const std::int64_t count = from.numel();
   const Walk<2> walk = make_walk<2>(from.shape(), {&from, &to});
   if (from.dtype() == to.dtype()) {
-    const std::size_t item = size_of(from.dtype());
-    if (walk.is_flat()) {
-      check_cuda(cudaMemcpyAsync(to.raw(), from.raw(), static_cast<std::size_t>(count) * item,
-                                 cudaMemcpyDeviceToDevice, stream),
-                 "copy");
-    } else if (item == 1) {
-      move<std::uint8_t>(from, to, walk, stream);
-    } else if (item == 2) {
-      move<std::uint16_t>(from, to, walk, stream);
-    } else if (item == 4) {
-      move<std::uint32_t>(from, to, walk, stream);
-    } else {
-      move<std::uint64_t>(from, to, walk, stream);
-    }
+    copy_bits(from, to, walk, stream);
   } else if (is_floating(from.dtype()) && is_floating(to.dtype())) {
     dispatch_device(from.dtype(), [&]<class From>() {
       dispatch_device(to.dtype(), [&]<class To>() {
