@@ -97,6 +97,50 @@ TEST_F(Cuda, TellsWhatItsTensorsHold) {
   EXPECT_EQ(memory_use(kGpu).peak, before.now + kBytes);
   reset_peak_memory(kGpu);
   EXPECT_EQ(memory_use(kGpu).peak, before.now);
+  EXPECT_GT(before.total, before.now + kBytes);
+}
+
+// Keys that come again and again change nothing: n rounds through a sequence give each of its rows
+// what one round gives, gradients included. So many rounds that features take more than a sixteenth
+// of the memory go through in segments, fewer at once.
+TEST_F(Cuda, PerformerOfAnyLengthGivesTheSame) {
+  constexpr std::int64_t kRound = 4096, kSize = 32, kFeatures = 1024;
+  constexpr auto kRow = static_cast<std::int64_t>(2 * kFeatures * sizeof(bf16));  // of q and k
+  const auto total = static_cast<std::int64_t>(memory_use(kGpu).total);
+  Generator random(6);
+  const auto drawn = [&] {
+    return to(random.normal({1, 1, kRound, kSize}, 0, 1, DType::bf16), kGpu);
+  };
+  const Tensor q = drawn(), k = drawn(), v = drawn(), dy = drawn();
+  const Tensor w = to(orthogonal_directions(kFeatures, kSize, 5), kGpu);
+  Tape once;
+  const Tensor y = performer_attention(q, k, v, w);
+  const Gradients expected = once.backward(y, dy);
+  for (const bool whole : {true, false}) {
+    const std::int64_t rounds = total / (whole ? 64 : 12) / (kRound * kRow) + 1;
+    const auto repeated = [&](const Tensor& x) {
+      return contiguous(
+          reshape(expand(x, {1, rounds, kRound, kSize}), {1, 1, rounds * kRound, kSize}));
+    };
+    const auto last = [&](const Tensor& x) {
+      return slice(x, 2, (rounds - 1) * kRound, rounds * kRound);
+    };
+    const Tensor long_q = repeated(q), long_k = repeated(k), long_v = repeated(v);
+    const Tensor long_dy = repeated(dy);
+    Tape tape;
+    const Tensor long_y = performer_attention(long_q, long_k, long_v, w);
+    EXPECT_EQ(tape.size() == 1, !whole) << tape.size();
+    const Gradients gradients = tape.backward(long_y, long_dy);
+    const auto near = [&](const Tensor& got, const Tensor& wanted, const char* what) {
+      const TapePause pause;
+      EXPECT_LT(relative_distance(last(got), wanted), 0.05) << what << " " << whole;
+      EXPECT_LT(relative_distance(slice(got, 2, 0, kRound), wanted), 0.05) << what << " " << whole;
+    };
+    near(long_y, y, "y");
+    near(gradients[long_q], expected[q], "dq");
+    near(gradients[long_k], expected[k], "dk");
+    near(gradients[long_v], expected[v], "dv");
+  }
 }
 
 TEST_F(Cuda, RunsOutOfMemoryWithAnErrorAndGoesOn) {

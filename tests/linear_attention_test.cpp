@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "expect_error.h"
+#include "ops/performer_segments.h"
 #include "qkv/attention.h"
 #include "qkv/autograd.h"
 #include "qkv/ops.h"
@@ -18,18 +19,8 @@ namespace qkv {
 namespace {
 
 using test::bytes_of;
+using test::relative_distance;
 using test::values_of;
-
-// |a - b| / |b|, as lengths of vectors.
-double relative_distance(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = values_of(a), y = values_of(b);
-  double difference = 0, length = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    difference += std::pow(x[i] - y[i], 2);
-    length += y[i] * y[i];
-  }
-  return std::sqrt(difference / length);
-}
 
 TEST(Directions, AreOrthogonalInBlocksAndAsLongAsNormalVectors) {
   constexpr std::int64_t kSize = 16, kCount = 40;
@@ -168,6 +159,30 @@ TEST(Performer, GivesTheSameInSegments) {
       }
     }
   }
+}
+
+// No doubling of the length costs more than twice as long: on a GPU the features of a call stay
+// until they take a sixteenth of its memory.
+TEST(Performer, GoesThroughAtOnceWhileAGpuHasRoom) {
+  constexpr std::int64_t kGiB = std::int64_t{1} << 30, kTotal = 139 * kGiB;
+  constexpr std::int64_t kRow = 4 * 256 * 2;  // 4 heads, 256 features of bf16
+  const auto rows = [&](std::int64_t queries, std::int64_t keys, std::int64_t total) {
+    return segment_rows_on_gpu({queries, kRow}, {keys, kRow}, total);
+  };
+  for (std::int64_t length = 1 << 12; length <= 1 << 21; length *= 2) {
+    EXPECT_GE(rows(length, length, kTotal), length) << length;
+  }
+  EXPECT_EQ(rows(1 << 22, 1 << 22, kTotal), kTotal / 64 / (2 * kRow));
+  // Both sides count, and each by its own length.
+  const std::int64_t most = kGiB / 16 / kRow;
+  EXPECT_GE(rows(most, 0, kGiB), most);
+  EXPECT_LT(rows(most, 1, kGiB), most);
+  EXPECT_GE(rows(most / 4, most - most / 4, kGiB), most);
+  EXPECT_LT(rows(most / 2 + 1, most / 2, kGiB), most / 2);
+  // A segment is never so small that it costs more to begin than to do.
+  EXPECT_EQ(segment_rows_on_gpu({1000, kGiB}, {1000, kGiB}, kGiB), kFewestSegmentRows);
+  EXPECT_EQ(segment_rows_in_cache(4 * 32), 4096);
+  EXPECT_EQ(segment_rows_in_cache(1 << 20), kFewestSegmentRows);
 }
 
 TEST(LinearAttention, RefusesWhatDoesNotFit) {

@@ -32,5 +32,12 @@ TEST(Memory, PeakIsWhatWasHeldAtOnce) {
   EXPECT_LT(memory_use(kCpu).peak, before.now + kSlack);
 }
 
+TEST(Memory, TellsWhatTheDeviceHasInAll) {
+  const MemoryUse use = memory_use(kCpu);
+  if (use.total == 0) GTEST_SKIP() << "the system does not tell the memory of the machine";
+  EXPECT_GT(use.total, use.now);
+  EXPECT_GE(use.total, use.peak);
+}
+
 }  // namespace
 }  // namespace qkv

@@ -63,8 +63,9 @@ struct KeyFeatures {
 KeyFeatures key_features(const Tensor& x, const Tensor& directions,
                          const FeatureOptions& options = {}, const Tensor& top_before = {});
 
-// Both halves: softmax(scale Q K^T) V by random features. Long inputs go through in segments, so
-// that beyond the result memory hardly grows with the length; gradients make features again.
+// Both halves: softmax(scale Q K^T) V by random features. Long inputs (on a GPU: those whose
+// features would take more than a sixteenth of its memory) go through in segments, so that beyond
+// the result memory hardly grows with the length; gradients make features again.
 Tensor performer_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                            const Tensor& directions, const FeatureOptions& options = {},
                            bool causal = false);

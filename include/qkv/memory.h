@@ -11,6 +11,7 @@ namespace qkv {
 // what its tensors and scratch space hold.
 struct MemoryUse {
   std::size_t now = 0, peak = 0;  // bytes
+  std::size_t total = 0;          // what the device has in all, for every process; 0: not told
 };
 MemoryUse memory_use(Device device);
 // From here on the peak is counted anew.

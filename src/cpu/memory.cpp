@@ -6,8 +6,22 @@
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
+#ifdef __unix__
+#include <unistd.h>
+#endif
 
 namespace qkv::cpu {
+namespace {
+
+std::size_t physical_memory() {
+#ifdef __unix__
+  const long pages = sysconf(_SC_PHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
+  if (pages > 0 && bytes > 0) return static_cast<std::size_t>(pages) * bytes;
+#endif
+  return 0;
+}
+
+}  // namespace
 
 MemoryUse memory_use() {
   MemoryUse use;
@@ -18,6 +32,7 @@ MemoryUse memory_use() {
     if (word == "VmRSS:" && status >> kilobytes) use.now = kilobytes * 1024;
     if (word == "VmHWM:" && status >> kilobytes) use.peak = kilobytes * 1024;
   }
+  use.total = physical_memory();
   return use;
 }
 

@@ -106,6 +106,8 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   std::uint64_t everything = UINT64_MAX;
   check_cuda(cudaMemPoolSetAttribute(pool_of(index), cudaMemPoolAttrReleaseThreshold, &everything),
              "cuda");
+  std::size_t unused = 0;
+  check_cuda(cudaMemGetInfo(&unused, &total_memory_), "cuda");
   outbox_ = std::make_unique<Outbox>();
 }
 
@@ -125,6 +127,7 @@ MemoryUse CudaBackend::memory_use() {
   check_cuda(cudaMemPoolGetAttribute(pool_of(index_), cudaMemPoolAttrUsedMemHigh, &bytes),
              "memory_use");
   use.peak = bytes;
+  use.total = total_memory_;
   return use;
 }
 

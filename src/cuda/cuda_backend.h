@@ -97,6 +97,7 @@ class CudaBackend final : public Backend {
 
   int index_;
   cudaStream_t stream_ = nullptr;
+  std::size_t total_memory_ = 0;
   std::unique_ptr<Outbox> outbox_;
   Tensor tickets_;
   std::shared_ptr<Blas> blas_;  // made by the first product

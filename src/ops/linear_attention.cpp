@@ -62,19 +62,20 @@ Parts arranged(const Tensor& queries, const Tensor& keys, const Tensor& values) 
 }
 
 // Values and a column of ones: the sum of weights comes with the weighted sum. Columns of zeros up
-// to a multiple of 8, which products in 16 bits need to be fast.
+// to a multiple of 8, which products in 16 bits need to be fast. What is added is one row for all,
+// so that it is copied as a run.
 Tensor with_ones(const Tensor& values) {
   constexpr std::int64_t kMultiple = 8;
-  const std::int64_t width = values.size(3), rest = kMultiple - 1 - width % kMultiple;
-  const TensorOptions like{values.dtype(), values.device()};
-  const auto columns = [&](double value, std::int64_t count) {
+  const std::int64_t added = kMultiple - values.size(3) % kMultiple;
+  Tensor columns;
+  {
     const TapePause pause;
-    return expand(Tensor::full({1, 1, 1, 1}, value, like),
-                  {values.size(0), values.size(1), values.size(2), count});
-  };
-  std::vector<Tensor> parts{values, columns(1, 1)};
-  if (rest > 0) parts.push_back(columns(0, rest));
-  return concat(parts, 3);
+    const Tensor row = Tensor::zeros({1, 1, 1, added}, {values.dtype(), values.device()});
+    Tensor first = slice(row, 3, 0, 1);
+    backend(values.device()).fill(first, 1);
+    columns = expand(row, {values.size(0), values.size(1), values.size(2), added});
+  }
+  return concat({values, columns}, 3);
 }
 
 // The same sums for every query head of a key head: those of the first.

@@ -1,11 +1,13 @@
-// Attention by random features, long inputs in segments: features of a segment stay in a cache and
-// are made again for gradients, so that memory beyond results and gradients hardly grows.
+// Attention by random features, long inputs in segments: their features are made again for
+// gradients, so that memory beyond results and gradients hardly grows.
 #include <algorithm>
 
 #include "core/backend.h"
 #include "ops/layout.h"
 #include "ops/linear_sums.h"
+#include "ops/performer_segments.h"
 #include "qkv/autograd.h"
+#include "qkv/memory.h"
 #include "qkv/ops.h"
 
 namespace qkv {
@@ -17,11 +19,29 @@ struct PerformerCall {
   bool causal = false;
 };
 
-// Rows of a segment whose features stay in a processor's cache, or fill a GPU.
-std::int64_t segment_rows(const Tensor& q, const Tensor& directions) {
-  constexpr std::int64_t kInCache = std::int64_t{1} << 19, kOnGpu = std::int64_t{1} << 26;
-  const std::int64_t each = std::max<std::int64_t>(1, q.size(0) * q.size(1) * directions.size(0));
-  return std::max<std::int64_t>(128, (q.device() == kCpu ? kInCache : kOnGpu) / each);
+// Rows of a segment, or as many as there are.
+std::int64_t segment_rows(const PerformerCall& call) {
+  const auto elements = [&](const Tensor& x) {
+    return x.size(0) * x.size(1) * call.directions.size(0);
+  };
+  if (call.q.device() == kCpu) return segment_rows_in_cache(elements(call.q));
+  const auto bytes = [&](const Tensor& x) {
+    return elements(x) * static_cast<std::int64_t>(size_of(x.dtype()));
+  };
+  const auto total = static_cast<std::int64_t>(memory_use(call.q.device()).total);
+  return segment_rows_on_gpu({call.q.size(2), bytes(call.q)}, {call.k.size(2), bytes(call.k)},
+                             total);
+}
+
+// Nothing is kept but what a tape keeps: without one, features of keys are gone when those of
+// queries are made.
+Tensor in_one(const PerformerCall& call) {
+  const auto queries = [&] { return query_features(call.q, call.directions, call.options); };
+  const auto keys = [&] { return key_features(call.k, call.directions, call.options); };
+  if (call.causal) return linear_attention(queries(), keys().features, call.v, true);
+  LinearState state;
+  add_keys(keys(), call.v, state);
+  return attend_to_sums(queries(), state.sums, call.v.size(3));
 }
 
 // Positions [begin, end) of the tensors of a call.
@@ -176,19 +196,15 @@ Tensor performer_attention(const Tensor& q, const Tensor& k, const Tensor& v,
     return to(performer_attention(wide(q), wide(k), wide(v), directions, options, causal),
               q.dtype());
   }
-  if (k.size(2) > 0 && directions.defined() && directions.rank() == 2) {
-    const std::int64_t rows = segment_rows(q, directions);
-    if (std::max(q.size(2), k.size(2)) > rows) {
-      const PerformerCall call{q, k, v, directions, options, causal};
-      const Attended attended = in_segments(call, rows);
-      return Tape::record("performer_attention", {q, k, v}, attended.out,
-                          [call, rows, states = attended.states](const Tensor& dout) {
-                            return gradients_of(call, states, rows, dout);
-                          });
-    }
-  }
-  return linear_attention(query_features(q, directions, options),
-                          key_features(k, directions, options).features, v, causal);
+  const PerformerCall call{q, k, v, directions, options, causal};
+  if (k.size(2) == 0 || !directions.defined() || directions.rank() != 2) return in_one(call);
+  const std::int64_t rows = segment_rows(call);
+  if (std::max(q.size(2), k.size(2)) <= rows) return in_one(call);
+  const Attended attended = in_segments(call, rows);
+  return Tape::record("performer_attention", {q, k, v}, attended.out,
+                      [call, rows, states = attended.states](const Tensor& dout) {
+                        return gradients_of(call, states, rows, dout);
+                      });
 }
 
 }  // namespace qkv

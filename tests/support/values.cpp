@@ -1,5 +1,6 @@
 #include "support/values.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "core/dispatch.h"
@@ -21,6 +22,16 @@ std::vector<double> values_of(const Tensor& x) {
     }
     return values;
   });
+}
+
+double relative_distance(const Tensor& a, const Tensor& b) {
+  const std::vector<double> x = values_of(a), y = values_of(b);
+  double difference = 0, length = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    difference += std::pow(x[i] - y[i], 2);
+    length += y[i] * y[i];
+  }
+  return std::sqrt(difference / length);
 }
 
 std::vector<std::uint8_t> bytes_of(const Tensor& x) {

@@ -14,6 +14,9 @@ std::vector<double> values_of(const Tensor& x);
 // The bytes of every element in row-major order, for comparisons bit by bit.
 std::vector<std::uint8_t> bytes_of(const Tensor& x);
 
+// |a - b| / |b|, as lengths of vectors.
+double relative_distance(const Tensor& a, const Tensor& b);
+
 // x on another device with its strides and with what lies between its elements.
 Tensor on_device(const Tensor& x, Device device);
 
