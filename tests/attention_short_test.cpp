@@ -59,6 +59,10 @@ TEST_P(AttentionShort, AnyMask) {
   check("packed", [](C& c) {
     c.query_offsets = {0, 9, 10, 30}, c.key_offsets = {0, 12, 12, 40}, c.causal = true;
   });
+  // Heads without rows, and of one to four warps, side by side.
+  check("packed, some empty", [](C& c) {
+    c.query_offsets = {0, 0, 33, 97, 98, 98, 115}, c.key_offsets = {0, 5, 40, 104, 110, 130, 150};
+  });
 }
 
 }  // namespace

@@ -134,6 +134,7 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
   }
   cuda::PreparedJob prepared = cuda::prepare(*this, p);
   const cuda::AttentionJob& job = prepared.job;
+  if (is_short) return cuda::short_forward(job, prepared.grid, out, stream());
   const bool has_statistics = cuda::watches_scores(wanted) || wanted.received.defined();
   cuda::RowStatistics rows;
   cuda::RowArrays arrays(*this, has_statistics ? out.lse.numel() : 0, 8);
@@ -151,9 +152,8 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
                                                     : nullptr;
     rows.top_index = cuda::pointer<int>(wanted.top_index);
   }
-  (is_short ? cuda::short_forward : cuda::general_forward)(
-      job, prepared.grid, p.q.dtype(), cuda::rows_of(out.out), cuda::pointer<float>(out.lse),
-      has_statistics ? &rows : nullptr, stream());
+  cuda::general_forward(job, prepared.grid, p.q.dtype(), cuda::rows_of(out.out),
+                        cuda::pointer<float>(out.lse), has_statistics ? &rows : nullptr, stream());
   if (!has_statistics) return;
   cuda::head_statistics(job, prepared.grid, rows, wanted, stream());
   if (wanted.received.defined()) {

@@ -1,16 +1,17 @@
 // Attention of short sequences, forward: all scores of a row are in registers at once.
-#include "cuda/attention_short.cuh"
+#include "cuda/attention_short_statistics.cuh"
 #include "cuda/attention_statistics.h"
 
 namespace qkv::cuda {
 namespace {
 
 constexpr int kWarps = 4;  // of a block, at least
+static_assert(kWarps / 2 <= 2, "tell_head has barriers for two groups of several warps");
 
 struct ForwardRows {
   Rows out;
   float* lse;
-  RowStatistics statistics;  // `seen` is null: none are asked for
+  ShortStatistics statistics;
 };
 
 // Where values are not finite: their tile has zeros in their place, so that who does not see them
@@ -81,65 +82,47 @@ __device__ inline float row_total(float x) {
   return over_row(x, [](float a, float b) { return a + b; });
 }
 
-// What the scores of a row tell, -inf being those that are hidden and `top` the largest. `at` is
-// where it is written, or -1.
+// The first key of a lane with the largest score of a row.
 template <int kTiles>
-__device__ void tell(const RowStatistics& to, std::int64_t at, const Pairs (&pairs)[kTiles],
-                     int half, float top) {
-  const auto score = [&](int n) { return pairs[n / 4][n / 2 % 2][2 * half + n % 2]; };
-  float count = 0, total = 0, mass = 0, weighted = 0;
-#pragma unroll
-  for (int n = 0; n < 4 * kTiles; ++n) {
-    const float x = score(n), weight = __expf(x - top);
-    if (x == -INFINITY) continue;
-    count += 1;
-    total += x;
-    mass += weight;
-    if (weight != 0) weighted += weight * (x - top);
-  }
-  count = row_total(count);
-  const float mean = row_total(total) / fmaxf(count, 1);
-  float squares = 0;
-#pragma unroll
-  for (int n = 0; n < 4 * kTiles; ++n) {
-    const float x = score(n);
-    if (x != -INFINITY) squares = fmaf(x - mean, x - mean, squares);
-  }
-  squares = row_total(squares);
-  mass = row_total(mass);
-  weighted = row_total(weighted);
+__device__ int key_of(const Pairs (&pairs)[kTiles], int half, float top) {
   int key = INT_MAX;
-  if (to.top_index != nullptr) {
 #pragma unroll
-    for (int n = 4 * kTiles - 1; n >= 0; --n) {
-      if (score(n) == top) key = key_of_bit(n);
-    }
-    key = min(key, __shfl_xor_sync(0xffffffffu, key, 1));
-    key = min(key, __shfl_xor_sync(0xffffffffu, key, 2));
+  for (int n = 4 * kTiles - 1; n >= 0; --n) {
+    if (pairs[n / 4][n / 2 % 2][2 * half + n % 2] == top) key = key_of_bit(n);
   }
-  if (at < 0) return;
-  const bool sees = count > 0;
-  to.seen[at] = count;
-  to.logit[at] = sees ? top : -INFINITY;
-  to.origin[at] = 0;
-  to.mean[at] = mean;
-  to.squares[at] = squares;
-  if (to.entropy != nullptr) to.entropy[at] = sees ? logf(mass) - weighted / mass : 0.0f;
-  if (to.top_weight != nullptr) to.top_weight[at] = sees ? 1 / mass : 0.0f;
-  if (to.top_index != nullptr) to.top_index[at] = sees && key != INT_MAX ? key : -1;
+  return key;
+}
+
+// Scores of a row become weights, -inf being those that are hidden and `top` the largest. Returns
+// their sum, without what dropout does.
+template <bool kTells, int kTiles>
+__device__ float weights_of(const AttentionJob& job, std::uint32_t kept, int half, float top,
+                            Pairs (&pairs)[kTiles], ScoreSums& sums) {
+  float total = 0;
+#pragma unroll
+  for (int n = 0; n < 4 * kTiles; ++n) {
+    float& x = pairs[n / 4][n / 2 % 2][2 * half + n % 2];
+    const bool seen = x != -INFINITY;
+    const float distance = x - top, weight = seen ? __expf(distance) : 0.0f;
+    if constexpr (kTells) sums.add(distance, weight, seen);
+    total += weight;
+    x = (kept >> n & 1) != 0 ? weight * job.kept : 0.0f;
+  }
+  return total;
 }
 
 // Of a lane's two rows.
 struct RowSums {
   float top[2] = {-INFINITY, -INFINITY}, total[2] = {};
+  ScoreSums told[2];
 };
 
 // Scores of 16 rows become weights, not yet divided by their sums.
 template <int kTiles>
 __device__ void weigh(const AttentionJob& job, const Sequence& s, const ShortGroup& group,
-                      int first, const RowStatistics& statistics, Pairs (&pairs)[kTiles],
+                      int first, const ShortStatistics& statistics, Pairs (&pairs)[kTiles],
                       RowSums& row) {
-  auto& [top, total] = row;
+  auto& [top, total, sums] = row;
   // NaN stays: a row that sees one is NaN.
   const auto larger = [](float a, float b) { return a > b || isnan(a) ? a : b; };
 #pragma unroll
@@ -164,18 +147,12 @@ __device__ void weigh(const AttentionJob& job, const Sequence& s, const ShortGro
     }
     top[half] = over_row(top[half], larger);
     if (top[half] == -INFINITY) top[half] = 0;
-    if (statistics.seen != nullptr) {
-      const bool writes = i < s.q_rows && group.lane % 4 == 0;
-      tell<kTiles>(statistics, writes ? job.lse_row(s, group.head, i) : -1, pairs, half, top[half]);
-    }
-#pragma unroll
-    for (int n = 0; n < 4 * kTiles; ++n) {
-      float& x = pairs[n / 4][n / 2 % 2][2 * half + n % 2];
-      const float weight = x == -INFINITY ? 0.0f : __expf(x - top[half]);
-      total[half] += weight;
-      x = (bits.kept >> n & 1) != 0 ? weight * job.kept : 0.0f;
-    }
-    total[half] = row_total(total[half]);
+    if (statistics.top_index != nullptr)
+      sums[half].top_key = key_of<kTiles>(pairs, half, top[half]);
+    const float part = statistics.asked
+                           ? weights_of<true>(job, bits.kept, half, top[half], pairs, sums[half])
+                           : weights_of<false>(job, bits.kept, half, top[half], pairs, sums[half]);
+    total[half] = row_total(part);
   }
 }
 
@@ -185,6 +162,7 @@ __global__ void __launch_bounds__(kShort / kTileRows * 32, kSize <= 64 ? 2 : 1)
     short_forward_kernel(const __grid_constant__ AttentionJob job, unsigned sequences, int warps,
                          const __grid_constant__ ForwardRows to) {
   extern __shared__ uint4 shared[];
+  __shared__ HeadPart parts[kShort / kTileRows];
   const ShortGroup group(job, warps, sequences);
   const int padded = warps * kTileRows;
   const Sequence s = job.sequences[group.sequence];
@@ -206,7 +184,12 @@ __global__ void __launch_bounds__(kShort / kTileRows * 32, kSize <= 64 ? 2 : 1)
     __syncthreads();
   }
   const int first = group.warp * kTileRows;
-  if (!group.has_work || first >= s.q_rows) return;
+  if (!group.has_work) return;
+  if (first >= s.q_rows) {
+    // A head without rows has statistics too.
+    if (to.statistics.asked && s.q_rows == 0) tell_head(job, s, group, to.statistics, parts);
+    return;
+  }
   std::uint32_t q[kSize / 16][4];
 #pragma unroll
   for (int k = 0; k < kSize / 16; ++k) tiles[0].left(first, k, q[k]);
@@ -216,6 +199,10 @@ __global__ void __launch_bounds__(kShort / kTileRows * 32, kSize <= 64 ? 2 : 1)
   RowSums row;
   float share[2], sums[kSize / 8][4] = {};
   weigh<kTiles>(job, s, group, first, to.statistics, pairs, row);
+  if (to.statistics.asked) {
+    tell_rows(job, s, group, to.statistics, RowNumbers(row.told, row.top, row.total), row.told,
+              parts);
+  }
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
     std::uint32_t weights[4];
@@ -232,6 +219,7 @@ __global__ void __launch_bounds__(kShort / kTileRows * 32, kSize <= 64 ? 2 : 1)
   }
   store_sums<T, kSize>(sums, share, to.out.template at<T>(s.q_batch, group.head, s.q_start + first),
                        to.out.row, s.q_rows - first);
+  if (to.statistics.asked) tell_head(job, s, group, to.statistics, parts);
 }
 
 template <class T, int kSize, int kTiles>
@@ -313,9 +301,21 @@ std::string why_not_short(const AttentionProblem& p, const AttentionBackward& t)
   return "";
 }
 
-void short_forward(const AttentionJob& job, const AttentionGrid& grid, DType dtype, const Rows& out,
-                   float* lse, const RowStatistics* rows, cudaStream_t stream) {
-  const ForwardRows to{out, lse, rows != nullptr ? *rows : RowStatistics{}};
+void short_forward(const AttentionJob& job, const AttentionGrid& grid, const AttentionResults& out,
+                   cudaStream_t stream) {
+  const AttentionStatistics& wanted = out.statistics;
+  const ForwardRows to{rows_of(out.out),
+                       pointer<float>(out.lse),
+                       {.asked = watches_scores(wanted),
+                        .entropy = pointer<float>(wanted.entropy),
+                        .top_weight = pointer<float>(wanted.top_weight),
+                        .top_index = pointer<int>(wanted.top_index),
+                        .max_logit = pointer<float>(wanted.max_logit),
+                        .score_mean = pointer<float>(wanted.score_mean),
+                        .score_var = pointer<float>(wanted.score_var),
+                        .entropy_mean = pointer<float>(wanted.entropy_mean),
+                        .entropy_relative = pointer<float>(wanted.entropy_relative),
+                        .saturation = pointer<float>(wanted.saturation)}};
   const auto run = [&]<class T>() {
     switch (job.head_size) {
       case 32: return launch_for_keys<T, 32>(job, grid, to, stream);
@@ -323,7 +323,7 @@ void short_forward(const AttentionJob& job, const AttentionGrid& grid, DType dty
       default: return launch_for_keys<T, 128>(job, grid, to, stream);
     }
   };
-  if (dtype == DType::bf16) {
+  if (out.out.dtype() == DType::bf16) {
     run.template operator()<device_bf16>();
   } else {
     run.template operator()<device_f16>();

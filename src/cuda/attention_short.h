@@ -14,9 +14,9 @@ namespace qkv::cuda {
 std::string why_not_short(const AttentionProblem& problem, const AttentionResults& results);
 std::string why_not_short(const AttentionProblem& problem, const AttentionBackward& tensors);
 
-// Of the statistics of rows, `top` and `share` are not written.
-void short_forward(const AttentionJob& job, const AttentionGrid& grid, DType dtype, const Rows& out,
-                   float* lse, const RowStatistics* rows, cudaStream_t stream);
+// Every statistic but `received`, too.
+void short_forward(const AttentionJob& job, const AttentionGrid& grid, const AttentionResults& out,
+                   cudaStream_t stream);
 // Shared memory of a block of short_backward, for sequences of at most that many rows.
 std::int64_t short_backward_bytes(std::int64_t rows, std::int64_t head_size);
 void short_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
