@@ -658,34 +658,31 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
   check_status(cudaGetLastError(), kName);
 }
 
-// While scores are watched, tiles leave room for what is kept of them.
+// Wide tiles where nothing is cut; narrower ones where a diagonal would waste them.
 template <class T, Watched What>
 void launch_watched(const Sm90Forward& call, cudaStream_t stream) {
-  if (call.head_size <= 64) return launch<Shape<T, 64, 112, 3, 4, false, What>>(call, stream);
-  if (call.head_size <= 128) return launch<Shape<T, 128, 128, 2, 2, false, What>>(call, stream);
-  launch<Shape<T, 256, 64, 2, 2, false, What>>(call, stream);
+  const bool cut = call.left >= 0 || call.right >= 0;
+  if (call.head_size <= 64) return launch<Shape<T, 64, 128, 3, 4, false, What>>(call, stream);
+  if (call.head_size > 128) return launch<Shape<T, 256, 80, 2, 2, false, What>>(call, stream);
+  if (cut) return launch<Shape<T, 128, 128, 2, 2, false, What>>(call, stream);
+  launch<Shape<T, 128, 176, 2, 2, false, What>>(call, stream);
 }
 
-// Wide tiles where nothing is cut; narrower ones where a diagonal would waste them.
+template <class T>
+void launch_softcap(const Sm90Forward& call, cudaStream_t stream) {
+  if (call.head_size <= 64) return launch<Shape<T, 64, 128, 3, 2, true>>(call, stream);
+  if (call.head_size <= 128) return launch<Shape<T, 128, 128, 2, 2, true>>(call, stream);
+  launch<Shape<T, 256, 64, 2, 2, true>>(call, stream);
+}
+
 template <class T>
 void launch_for(const Sm90Forward& call, cudaStream_t stream) {
-  const bool cut = call.left >= 0 || call.right >= 0;
-  if (call.statistics && call.statistics->need_a_watch()) {
-    if (call.statistics->top_index == nullptr)
-      return launch_watched<T, Watched::scores>(call, stream);
-    return launch_watched<T, Watched::scores_and_keys>(call, stream);
-  }
-  if (call.head_size <= 64) {
-    if (call.softcap > 0) return launch<Shape<T, 64, 128, 3, 2, true>>(call, stream);
-    return launch<Shape<T, 64, 128, 3, 4>>(call, stream);
-  }
-  if (call.head_size <= 128) {
-    if (call.softcap > 0) return launch<Shape<T, 128, 128, 2, 2, true>>(call, stream);
-    if (cut) return launch<Shape<T, 128, 128, 2, 2>>(call, stream);
-    return launch<Shape<T, 128, 176, 2, 2>>(call, stream);
-  }
-  if (call.softcap > 0) return launch<Shape<T, 256, 64, 2, 2, true>>(call, stream);
-  return launch<Shape<T, 256, 80, 2, 2>>(call, stream);
+  if (call.softcap > 0) return launch_softcap<T>(call, stream);
+  if (!call.statistics || !call.statistics->need_a_watch())
+    return launch_watched<T, Watched::no>(call, stream);
+  if (call.statistics->top_index == nullptr)
+    return launch_watched<T, Watched::scores>(call, stream);
+  launch_watched<T, Watched::scores_and_keys>(call, stream);
 }
 
 }  // namespace

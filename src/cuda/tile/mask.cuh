@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
 namespace qkv::cuda {
 
@@ -38,19 +39,30 @@ struct Sight {
   }
 };
 
-// Hides what a thread's two rows do not see in accumulators (wgmma.cuh) of keys key0, ...
+// Of the keys that a thread has of a row in accumulators (wgmma.cuh), two in every 8, those before
+// `end`: bit n is key 8 (n / 2) + n % 2.
+__device__ inline std::uint32_t keys_before(int end) {
+  const int count = end <= 0 ? 0 : end / 8 * 2 + min(end % 8, 2);
+  return count >= 32 ? ~0u : (1u << count) - 1;
+}
+
+// Hides what a thread's two rows do not see in accumulators of keys key0, ... A word of bits tells
+// of 32 keys, and its bits become predicates several at a time: two comparisons of each key cost
+// more.
 template <int Count>
 __device__ void hide(float (&s)[Count], const KeyRange (&seen)[2], int key0, float hidden) {
+  constexpr int Bits = 32, Keys = 4 * Bits;  // 32 in each of the four lanes of a row
   const int column = key0 + 2 * (threadIdx.x % 4);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int begin = seen[r].begin - column, end = seen[r].end - column;
 #pragma unroll
-    for (int i = 0; i < Count; i += 4) {
+    for (int word = 0; word * Bits < Count / 2; ++word) {
+      const std::uint32_t visible =
+          keys_before(end - word * Keys) & ~keys_before(begin - word * Keys);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int key = 2 * i + e;  // 8 columns in every 4 registers
-        if (key < begin || key >= end) s[i + 2 * r + e] = hidden;
+      for (int n = 0; n < Bits && word * Bits + n < Count / 2; ++n) {
+        if ((visible >> n & 1) == 0) s[(word * Bits + n) / 2 * 4 + 2 * r + n % 2] = hidden;
       }
     }
   }

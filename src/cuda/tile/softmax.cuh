@@ -63,12 +63,16 @@ struct OnlineSoftmax {
   __device__ bool step(float (&s)[Count], float scale, float (&factor)[2], Watch& watch) {
     float shift[2], largest_here[2];
     bool extreme = false;
+    // Lanes exchange nothing within these branches, which the compiler cannot know to be one for
+    // all lanes: it would take what products are issued with through other registers.
     if (watch.counts()) {
-      largest_of<true>(s, largest_here, watch);
+      largest_of_lane<true>(s, largest_here, watch);
     } else {
       watch.count_carefully(s);
-      largest_of<false>(s, largest_here, watch);
+      largest_of_lane<false>(s, largest_here, watch);
     }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) largest_here[r] = Watch::known(quad_max(largest_here[r]));
     watch.find_keys(s, largest_here, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -116,7 +120,7 @@ struct OnlineSoftmax {
   // Comparing and adding are the work of different units: what is added up of the scores is added
   // here.
   template <bool Counts, int Count, class Watch>
-  __device__ void largest_of(const float (&s)[Count], float (&largest)[2], Watch& watch) {
+  __device__ void largest_of_lane(const float (&s)[Count], float (&largest)[2], Watch& watch) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       largest[r] = s[2 * r];
@@ -125,7 +129,6 @@ struct OnlineSoftmax {
         largest[r] = fmaxf(largest[r], fmaxf(s[i], s[i + 1]));
         if (Counts) watch.count(r, s[i], s[i + 1]);
       }
-      largest[r] = Watch::known(quad_max(largest[r]));
     }
   }
 };
