@@ -1,0 +1,249 @@
+// What a block of the backward pass works on, and its first warpgroup, which serves: see
+// attention_backward_sm90.cuh.
+#pragma once
+
+#include "cuda/attention_backward_sm90.h"
+#include "cuda/tile/barrier.cuh"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/tma.cuh"
+
+namespace qkv::cuda::backward_sm90 {
+
+inline constexpr int kThreads = 3 * 128;
+inline constexpr int kConsumerRegisters = 240, kServerRegisters = 24;
+// Rows of the workspace's tensors are padded to whole steps of any shape.
+inline constexpr int kRowPadding = 128;
+
+template <class Element, int HeadSize, int RowsPerStep, int KeysPerBlock, int QStageCount,
+          int DoutStageCount, int DqStageCount>
+struct Shape {
+  using T = Element;
+  static constexpr int D = HeadSize;  // padded to a multiple of 64
+  static constexpr int Rows = RowsPerStep;
+  static constexpr int Keys = KeysPerBlock;
+  static constexpr int QStages = QStageCount, DoutStages = DoutStageCount, DqStages = DqStageCount;
+  // Both warpgroups on the same keys, each with half of the columns of dK and dV.
+  static constexpr bool Twins = Keys == 64;
+  static constexpr int ColumnsOfDk = Twins ? D / 2 : D;
+  // dQ [Rows, D] is made by two warpgroups: 64 rows each, or half of the columns each. It goes to
+  // memory in one piece, or in one of each warpgroup where there is no room for both.
+  static constexpr bool SplitRows = Rows == 128;
+  static constexpr int ColumnsOfDq = SplitRows ? D : D / 2;
+  static constexpr int DqPieces = Twins ? 2 : 1;
+  // dS^T is made from P^T as rounded for dV, where registers are too few to keep both; then they
+  // allow dK to be under way while the next step begins.
+  static constexpr bool RoundsWeights = Rows == 128 || Twins;
+};
+
+struct RowTerms {  // of a query row: its log-sum-exp times log2(e), and r = dout . out - dlse
+  float lse, r;
+};
+
+struct Params {
+  CUtensorMap q, dout, k, v;
+  void *dk, *dv;
+  Sm90Strides dk_strides, dv_strides;
+  const RowTerms* terms;  // [sequence][head][rows, padded]
+  float* dq;              // the same rows, [D] each, a step's rows in the order of `dq_index`
+  std::uint32_t* turns;   // [sequence][head][steps]: shares of dQ that have been added
+  std::uint32_t* ticket;
+  const Sm90Sequence* sequences;
+  Sm90Sequence all_alike;
+  int heads, key_heads, group, head_size, padded_rows;
+  int left, right;
+  int key_blocks, works;
+  bool deterministic, backward_in_keys;  // the order of Works of a head, and of shares of dQ
+  float scale;                           // of scores
+};
+
+struct Work {
+  int key0;  // within the sequence; -1: no more work
+  int index, key_head;
+  int q_batch, k_batch, q_start, k_start;
+  int keys;  // that exist, from key0 on
+  int seeing;
+  Sight sight;
+  KeyRange steps;
+};
+
+template <class S>
+struct alignas(1024) Shared {
+  typename S::T k[S::Keys * S::D], v[S::Keys * S::D];
+  typename S::T q[S::QStages][S::Rows * S::D], dout[S::DoutStages][S::Rows * S::D];
+  typename S::T ds[2][S::Keys * S::Rows];  // dS^T: [keys][64 rows] slabs
+  float dq[S::DqStages][S::Rows * S::D / S::DqPieces];
+  RowTerms terms[S::QStages][S::Rows];
+  Ring<1> kv_ring;
+  Ring<S::QStages> q_ring;
+  Ring<S::DoutStages> dout_ring;
+  Ring<S::DqStages> dq_ring;
+  Ring<2> work_ring;
+  Work work[2];
+};
+
+template <class S>
+__device__ Work make_work(const Params& p, int ticket) {
+  Work work;
+  const int pair = ticket / p.key_blocks, at = ticket % p.key_blocks;
+  const int block = p.backward_in_keys ? p.key_blocks - 1 - at : at;
+  work.index = pair / p.key_heads;
+  work.key_head = pair % p.key_heads;
+  Sm90Sequence sequence = p.all_alike;
+  if (p.sequences)
+    sequence = p.sequences[work.index];
+  else
+    sequence.q_batch = sequence.k_batch = work.index;
+  work.key0 = block * S::Keys;
+  work.q_batch = sequence.q_batch;
+  work.k_batch = sequence.k_batch;
+  work.q_start = sequence.q_start;
+  work.k_start = sequence.k_start;
+  work.keys = min(max(sequence.k_rows - work.key0, 0), S::Keys);
+  work.seeing = min(sequence.q_seeing, sequence.q_rows);
+  work.sight = {p.left, p.right, sequence.offset, sequence.k_visible};
+  work.steps = {0, 0};
+  const int last = min(work.key0 + S::Keys, min(sequence.k_rows, sequence.k_visible)) - 1;
+  if (last >= work.key0) {
+    const int begin = work.sight.rows_of(work.key0, work.seeing).begin;
+    const int end = work.sight.rows_of(last, work.seeing).end;
+    if (begin < end) work.steps = {begin / S::Rows, (end + S::Rows - 1) / S::Rows};
+  }
+  return work;
+}
+
+template <class S>
+struct WorkReader {
+  Shared<S>& shared;
+  Turn<2> turn;
+
+  __device__ const Work& take() {
+    shared.work_ring.wait_full(turn);
+    return shared.work[turn.stage];
+  }
+  // By one lane of each party that took the Work.
+  __device__ void release() {
+    shared.work_ring.empty[turn.stage].arrive();
+    turn.next();
+  }
+};
+
+// ---- Warp 0: copies --------------------------------------------------------------------------
+
+template <class S>
+__device__ void serve(const Params& p, Shared<S>& shared) {
+  Turn<2> work_turn;
+  Turn<1> kv_turn;
+  Turn<S::QStages> q_turn;
+  Turn<S::DoutStages> dout_turn;
+  const auto copy_work = [&](const Work& work, KeyRange steps) {
+    shared.kv_ring.wait_empty(kv_turn);
+    Barrier& kv_full = shared.kv_ring.full[0];
+    load_tile<S::Keys, S::D>(shared.k, p.k, kv_full, work.k_start + work.key0, work.key_head,
+                             work.k_batch, Keep::briefly);
+    load_tile<S::Keys, S::D>(shared.v, p.v, kv_full, work.k_start + work.key0, work.key_head,
+                             work.k_batch, Keep::briefly);
+    kv_turn.next();
+    const int q_batch = work.q_batch, q_start = work.q_start;
+    const int head_end = (work.key_head + 1) * p.group;
+    for (int head = head_end - p.group; head < head_end; ++head) {
+      const RowTerms* const terms =
+          p.terms + (std::int64_t(work.index) * p.heads + head) * p.padded_rows;
+      for (int step = steps.begin; step < steps.end; ++step) {
+        const int row = step * S::Rows;
+        shared.q_ring.wait_empty(q_turn);
+        Barrier& q_full = shared.q_ring.full[q_turn.stage];
+        q_full.expect(S::Rows * int(sizeof(RowTerms)));
+        load_bytes(shared.terms[q_turn.stage], terms + row, S::Rows * int(sizeof(RowTerms)),
+                   q_full);
+        load_tile<S::Rows, S::D>(shared.q[q_turn.stage], p.q, q_full, q_start + row, head, q_batch,
+                                 Keep::long_time);
+        q_turn.next();
+        shared.dout_ring.wait_empty(dout_turn);
+        load_tile<S::Rows, S::D>(shared.dout[dout_turn.stage], p.dout,
+                                 shared.dout_ring.full[dout_turn.stage], q_start + row, head,
+                                 q_batch, Keep::long_time);
+        dout_turn.next();
+      }
+    }
+  };
+  int ticket = blockIdx.x;
+  for (;;) {
+    shared.work_ring.wait_empty(work_turn);
+    Work& work = shared.work[work_turn.stage];
+    if (ticket >= p.works) {
+      work.key0 = -1;
+      shared.work_ring.full[work_turn.stage].arrive();
+      return;
+    }
+    work = make_work<S>(p, ticket);
+    shared.work_ring.full[work_turn.stage].arrive();
+    work_turn.next();
+    const KeyRange steps = work.steps;
+    if (steps.begin < steps.end) copy_work(work, steps);
+    // Drawn no sooner than it can be begun: others may wait for its shares of dQ.
+    const unsigned drawn = atomicAdd(p.ticket, 1u);
+    if (drawn == unsigned(p.works) - 1) *p.ticket = 0;
+    ticket = int(drawn + gridDim.x);
+  }
+}
+
+// ---- Warps 1 and 2: dQ to memory ---------------------------------------------------------------
+
+// Which share of a step's dQ a block of keys brings: shares are added in this order, and it is the
+// order in which Works are drawn, so that nobody waits for a Work that has not begun.
+template <class S>
+__device__ unsigned share_of(const Params& p, const Work& work, int step) {
+  const int first = step * S::Rows, last = min(first + S::Rows, work.seeing) - 1;
+  const KeyRange some = work.sight.of_some(first, last);
+  const int block = work.key0 / S::Keys;
+  return p.backward_in_keys ? (some.end - 1) / S::Keys - block : block - some.begin / S::Keys;
+}
+
+// One lane for each stage of the ring: the next piece need not wait until the last has landed.
+template <class S>
+__device__ void add_dq(const Params& p, Shared<S>& shared, int stage) {
+  constexpr int Floats = S::Rows * S::D / S::DqPieces;
+  WorkReader<S> reader{shared};
+  Turn<S::DqStages> turn;
+  for (;;) {
+    const Work& work = reader.take();
+    if (work.key0 < 0) break;
+    for (int g = 0; g < p.group; ++g) {
+      const std::int64_t pair = std::int64_t(work.index) * p.heads + work.key_head * p.group + g;
+      for (int step = work.steps.begin; step < work.steps.end; ++step) {
+        float* const to = p.dq + (pair * p.padded_rows + step * S::Rows) * S::D;
+        std::uint32_t* const done = p.turns + pair * (p.padded_rows / S::Rows) + step;
+        const unsigned share = p.deterministic ? share_of<S>(p, work, step) : 0;
+        for (int piece = 0; piece < S::DqPieces; ++piece, turn.next()) {
+          if (turn.stage != stage) continue;
+          shared.dq_ring.wait_full(turn);
+          if (p.deterministic && piece == 0) {
+            unsigned seen;
+            do {
+              asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(done) : "memory");
+            } while (seen != share);
+          }
+          add_floats(to + piece * Floats, shared.dq[stage], Floats * 4);
+          wait_sent<false>();
+          shared.dq_ring.empty[stage].arrive();
+          if (p.deterministic && piece == S::DqPieces - 1) {
+            wait_sent<true>();
+            __threadfence();
+            asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(done), "r"(share + 1) : "memory");
+          }
+        }
+      }
+    }
+    reader.release();
+  }
+  wait_sent<true>();
+}
+
+// Where registers 4 i .. 4 i + 3 of a thread lie within a step's dQ: each warpgroup's share is
+// contiguous, and so is what its threads write at a time.
+template <class S>
+__device__ int dq_index(int consumer, int i, int thread) {
+  return ((consumer * (S::Rows * S::D / 1024) + i) * 128 + thread) * 4;
+}
+
+}  // namespace qkv::cuda::backward_sm90

@@ -1,0 +1,276 @@
+// What a block of the forward pass works on, and its first warpgroup, which serves: see
+// attention_forward_sm90.cuh.
+#pragma once
+
+#include "cuda/attention_forward_sm90.h"
+#include "cuda/tile/barrier.cuh"
+#include "cuda/tile/finite.cuh"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/statistics.cuh"
+#include "cuda/tile/tma.cuh"
+
+namespace qkv::cuda::forward_sm90 {
+
+// What is looked at while scores pass.
+enum class Watched { no, scores, scores_and_keys };
+
+// Tile sizes. Registers of a computing thread: D/2 for O, Keys/2 for S and Keys/4 for P.
+template <class Element, int HeadSize, int KeysPerTile, int Warpgroups, int StageCount,
+          bool Capped = false, Watched What = Watched::no>
+struct Shape {
+  using T = Element;
+  static constexpr int D = HeadSize;  // padded to a multiple of 64
+  static constexpr int Keys = KeysPerTile;
+  static constexpr int Consumers = Warpgroups;
+  static constexpr int Stages = StageCount;
+  static constexpr bool Softcap = Capped;
+  static constexpr bool Statistics = What != Watched::no;
+  using Watch =
+      std::conditional_t<Statistics, ScoreWatch<What == Watched::scores_and_keys>, NoWatch>;
+  static constexpr int Rows = 64 * Consumers;
+  static constexpr int Threads = 128 * (1 + Consumers);
+  // 65536 registers, in steps of 8 per thread; the kernel starts with an even share.
+  static constexpr int ConsumerRegisters = Consumers == 2 ? 240 : 160;
+  static constexpr int ServerRegisters = Consumers == 2 ? 24 : 32;
+  // Ping-pong pays while a softmax is long beside its products.
+  static constexpr bool PingPong = D <= 128;
+};
+
+struct Params {
+  CUtensorMap q, k, v;
+  void* out;
+  const void* values;  // V again, for the rare path that reads it by hand
+  float* lse;
+  Sm90Strides out_strides, v_strides;
+  const Sm90Sequence* sequences;
+  Sm90Sequence all_alike;
+  std::uint32_t* ticket;
+  int heads, group, head_size, q_rows, k_rows;
+  int left, right;
+  int row_blocks;     // per sequence and head
+  int pairs;          // of sequence and head
+  int pairs_at_once;  // whose keys and values share L2
+  float scale;        // of scores, times log2(e)
+  float inner_scale;  // with softcap: score / softcap before tanh
+  Sm90Statistics statistics;
+  WarpSums* sums;  // [pairs][row_blocks][warps], or null: no statistics
+};
+
+// A block of query rows and the tiles of keys it visits.
+struct Work {
+  int index, head, row0;  // of the sequence; row0 within it, -1: no more work
+  int q_batch, k_batch, q_start, k_start;
+  int rows;    // that exist, from row0 on
+  int seeing;  // of which see anything
+  Sight sight;
+  KeyRange tiles;   // visited, from the last to the first
+  KeyRange plain;   // of which these have no hidden pair over values that could be anything
+  bool tainted[3];  // by inspecting warp: values that are not finite were taken out
+
+  __device__ bool must_inspect(int tile) const { return tile < plain.begin || tile >= plain.end; }
+};
+
+// The tiles that lie within the keys `seen`. The last may reach beyond key `zeros`: what follows
+// there is known to be harmless.
+template <class S>
+__device__ KeyRange tiles_within(KeyRange seen, int zeros) {
+  return {(seen.begin + S::Keys - 1) / S::Keys,
+          seen.end >= zeros ? (zeros + S::Keys - 1) / S::Keys : max(seen.end, 0) / S::Keys};
+}
+
+template <class S>
+struct alignas(1024) Shared {
+  typename S::T q[S::Rows * S::D];
+  typename S::T k[S::Stages][S::Keys * S::D];
+  typename S::T v[S::Stages][S::Keys * S::D];
+  Ring<1> q_ring;
+  Ring<S::Stages> k_ring, v_ring;
+  Barrier requested[S::Stages], inspected[S::Stages];  // of values, where a look is needed
+  Ring<2> work_ring;
+  Work work[2];
+};
+
+// ---- Work ------------------------------------------------------------------------------------
+
+// Long rows first (the last rows of a causal mask see most), and few heads at a time, so that
+// their keys and values stay in L2.
+template <class S>
+__device__ Work make_work(const Params& p, int ticket) {
+  const int section = ticket / (p.pairs_at_once * p.row_blocks);
+  const int in_section = ticket - section * p.pairs_at_once * p.row_blocks;
+  const int pairs = min(p.pairs_at_once, p.pairs - section * p.pairs_at_once);
+  const int block = p.row_blocks - 1 - in_section / pairs;
+  const int pair = section * p.pairs_at_once + in_section % pairs;
+  const int index = pair / p.heads;
+
+  Sm90Sequence sequence = p.all_alike;
+  if (p.sequences)
+    sequence = p.sequences[index];
+  else
+    sequence.q_batch = sequence.k_batch = index;
+
+  Work work;
+  work.index = index;
+  work.head = pair % p.heads;
+  work.row0 = block * S::Rows;
+  work.q_batch = sequence.q_batch;
+  work.k_batch = sequence.k_batch;
+  work.q_start = sequence.q_start;
+  work.k_start = sequence.k_start;
+  work.rows = min(max(sequence.q_rows - work.row0, 0), S::Rows);
+  work.seeing = min(max(sequence.q_seeing - work.row0, 0), work.rows);
+  work.sight = {p.left, p.right, sequence.offset, sequence.k_visible};
+  work.tiles = work.plain = {0, 0};
+  for (bool& flag : work.tainted) flag = false;
+  if (work.seeing > 0) {
+    const int last = work.row0 + work.seeing - 1;
+    const KeyRange some = work.sight.of_some(work.row0, last);
+    if (some.begin < some.end)
+      work.tiles = {some.begin / S::Keys, (some.end + S::Keys - 1) / S::Keys};
+    // Beyond the tensor's last row the copy gives zeros.
+    work.plain = tiles_within<S>(work.sight.of_all(work.row0, last), p.k_rows - sequence.k_start);
+  }
+  return work;
+}
+
+// The serving lane hands Works out; everyone else takes them in the same order.
+template <class S>
+struct WorkReader {
+  Shared<S>& shared;
+  Turn<2> turn;
+
+  __device__ Work& take() {
+    shared.work_ring.wait_full(turn);
+    return shared.work[turn.stage];
+  }
+  // The Work taken last is no longer read.
+  __device__ void release() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared.work_ring.empty[turn.stage].arrive();
+    turn.next();
+  }
+};
+
+// ---- Warp 0: copies --------------------------------------------------------------------------
+
+template <class S>
+__device__ void serve(const Params& p, Shared<S>& shared) {
+  Turn<2> work_turn;
+  Turn<1> q_turn;
+  Turn<S::Stages> k_turn, v_turn;
+  const int total = p.pairs * p.row_blocks;
+  int ticket = blockIdx.x;
+  for (;;) {
+    shared.work_ring.wait_empty(work_turn);
+    Work& work = shared.work[work_turn.stage];
+    if (ticket >= total) {
+      work.row0 = -1;
+      shared.work_ring.full[work_turn.stage].arrive();
+      return;
+    }
+    work = make_work<S>(p, ticket);
+    shared.work_ring.full[work_turn.stage].arrive();
+    work_turn.next();
+    // Drawn before the copies, needed after them. Whoever draws the last ticket that anyone will
+    // ever draw leaves a zero for the next launch.
+    const unsigned drawn = atomicAdd(p.ticket, 1u);
+    if (drawn == unsigned(total) - 1) *p.ticket = 0;
+    ticket = int(drawn + gridDim.x);
+
+    const KeyRange tiles = work.tiles, plain = work.plain;
+    if (tiles.begin == tiles.end) continue;
+    const int key_head = work.head / p.group, k_batch = work.k_batch, k_start = work.k_start;
+    shared.q_ring.wait_empty(q_turn);
+    load_tile<S::Rows, S::D>(shared.q, p.q, shared.q_ring.full[0], work.q_start + work.row0,
+                             work.head, work.q_batch, Keep::briefly);
+    q_turn.next();
+    const auto load_keys = [&](int tile) {
+      shared.k_ring.wait_empty(k_turn);
+      load_tile<S::Keys, S::D>(shared.k[k_turn.stage], p.k, shared.k_ring.full[k_turn.stage],
+                               k_start + tile * S::Keys, key_head, k_batch, Keep::long_time);
+      k_turn.next();
+    };
+    const auto load_values = [&](int tile) {
+      shared.v_ring.wait_empty(v_turn);
+      load_tile<S::Keys, S::D>(shared.v[v_turn.stage], p.v, shared.v_ring.full[v_turn.stage],
+                               k_start + tile * S::Keys, key_head, k_batch, Keep::long_time);
+      if (tile < plain.begin || tile >= plain.end) shared.requested[v_turn.stage].arrive();
+      v_turn.next();
+    };
+    // In the order of use: the keys of a tile are needed one step before its values.
+    load_keys(tiles.end - 1);
+    for (int tile = tiles.end - 1; tile > tiles.begin; --tile) {
+      load_keys(tile - 1);
+      load_values(tile);
+    }
+    load_values(tiles.begin);
+  }
+}
+
+// ---- Warps 1 to 3: values that must not be felt ------------------------------------------------
+
+// Takes values that are not finite out of tiles with hidden pairs, before the product (finite.cuh
+// says why). A tile that had some which a row may see is marked, for `restore_tainted`.
+template <class S>
+__device__ void inspect(Shared<S>& shared) {
+  using T = typename S::T;
+  const int warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
+  WorkReader<S> reader{shared};
+  unsigned copied = 0;       // tiles of all Works before this one
+  std::uint32_t phases = 0;  // of `requested`, a bit per stage
+  for (;;) {
+    Work& work = reader.take();
+    if (work.row0 < 0) return;
+    const KeyRange tiles = work.tiles;
+    for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
+      if (!work.must_inspect(tile)) continue;
+      const unsigned count = copied + tiles.end - 1 - tile, stage = count % S::Stages;
+      // The copy has begun, so `full` cannot be taken for an earlier phase's; and the consumers
+      // wait for this look, so it cannot be a later one's.
+      shared.requested[stage].wait(phases >> stage & 1);
+      phases ^= 1 << stage;
+      shared.v_ring.full[stage].wait(count / S::Stages & 1);
+      // Keys that somebody sees end here.
+      const int seen = work.sight.of(work.row0 + work.seeing - 1).end - tile * S::Keys;
+      uint4* const values = reinterpret_cast<uint4*>(shared.v[stage]);
+      constexpr int Vectors = S::Keys * S::D / 8;
+      bool taint = false;
+      for (int i = 32 * warp + lane; i < Vectors; i += 96) {
+        const uint4 found = values[i];
+        if (all_finite<T>(found)) continue;
+        values[i] = only_finite<T>(found);
+        taint |= i / 8 % S::Keys < seen;
+      }
+      fence_async_proxy();
+      if (__any_sync(0xffffffff, taint) && lane == 0) work.tainted[warp] = true;
+      if (lane == 0) shared.inspected[stage].arrive();
+    }
+    copied += tiles.end - tiles.begin;
+    reader.release();
+  }
+}
+
+// Adds what was taken out of V to the rows that see it. Slow, and never on the path of ordinary
+// values.
+template <class S, int Count>
+__device__ void restore_tainted(const Params& p, const Work& work, int row, float (&o)[Count]) {
+  using T = typename S::T;
+  const T* const values = static_cast<const T*>(p.values) + work.k_batch * p.v_strides.batch +
+                          work.head / p.group * p.v_strides.head;
+  const KeyRange seen[2] = {work.sight.of(row), work.sight.of(row + 8)};
+  const int end = max(seen[0].end, seen[1].end);
+  for (int key = min(seen[0].begin, seen[1].begin); key < end; ++key) {
+    if (!work.must_inspect(key / S::Keys)) continue;
+    const T* const at = values + (work.k_start + key) * p.v_strides.row;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+      const KeyRange range = seen[i / 2 % 2];
+      if (column >= p.head_size || key < range.begin || key >= range.end) continue;
+      const float value = float(at[column]);
+      if (!isfinite(value)) o[i] += value;
+    }
+  }
+}
+
+}  // namespace qkv::cuda::forward_sm90
