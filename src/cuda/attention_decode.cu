@@ -49,7 +49,7 @@ struct Params {
   int heads, key_heads, group, head_size, q_rows, k_rows;
   int left, right;
   int row_blocks, parts;
-  float scale, inner_scale;  // as in attention_forward_sm90.cu; inner_scale 0: no softcap
+  float scale, inner_scale;  // as in attention_forward_sm90_work.cuh; inner_scale 0: no softcap
 };
 
 template <class S>
