@@ -54,8 +54,9 @@ TEST(Bleu, ScoresAreThoseOfSacreBleu) {
     EXPECT_NEAR(found.brevity_penalty, entry.at("brevity_penalty").get<double>(), 1e-12) << what;
     EXPECT_EQ(found.hypothesis_words, entry.at("hypothesis_words")) << what;
     EXPECT_EQ(found.reference_words, entry.at("reference_words")) << what;
-    EXPECT_EQ(to_string(found), entry.at("text")) << what;
-    EXPECT_EQ(found.signature.substr(0, found.signature.rfind('|')), entry.at("signature")) << what;
+    EXPECT_EQ(to_string(found), entry.at("text").get<std::string>()) << what;
+    EXPECT_EQ(found.signature.substr(0, found.signature.rfind('|')), entry.at("signature").get<std::string>())
+        << what;
   }
 }
 

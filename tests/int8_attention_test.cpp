@@ -234,9 +234,10 @@ TEST(Int8Cache, GeneratesWithEveryDtype) {
     const auto model = load_model(golden(name));
     for (const DType dtype : {DType::bf16, DType::i8}) {
       for (const std::int64_t beams : {1, 3}) {
+        const std::vector<std::int64_t> never;
         const auto tokens =
             generate(*model, {{5, 6, 7, 8}},
-                     {.max_new_tokens = 6, .beams = beams, .kv_dtype = dtype, .stop_ids = {{}}});
+                     {.max_new_tokens = 6, .beams = beams, .kv_dtype = dtype, .stop_ids = never});
         EXPECT_EQ(tokens[0].size(), 6u) << name;
       }
     }

@@ -8,6 +8,7 @@
 
 #include "core/threads.h"
 #include "cpu/attention_block.h"
+#include "cpu/attention_decode.h"
 #include "cpu/attention_engine.h"
 #include "cpu/attention_gradient.h"
 #include "cpu/kernels.h"
@@ -58,15 +59,17 @@ class Backward {
     const float* lse = tensors_.lse.data<float>() + base;
     const bool plain = is_plain(problem_);
     const double unit = plain ? problem_.scale : 1.0;
-    std::vector<std::int64_t> large;
+    // Few rows were decoded: by other products, whose scores differ from ours in their last places.
+    const bool decoded = is_decode(problem_);
+    std::vector<std::int64_t> doubtful;
     for (std::int64_t i = 0; i < s.q_rows; ++i) {
       const bool sees = lse[i] != -std::numeric_limits<float>::infinity();
       const auto shift = static_cast<float>(sees ? lse[i] / unit : 0);
       shifts_[base + i] = shift;
       factors_[base + i] = static_cast<float>(sees ? std::exp(shift * unit - lse[i]) : 0);
-      if (sees && std::abs(lse[i]) > kExactLse) large.push_back(i);
+      if (sees && (decoded || std::abs(lse[i]) > kExactLse)) doubtful.push_back(i);
     }
-    if (!large.empty()) find_maxima(b, head, large, base);
+    if (!doubtful.empty()) find_maxima(b, head, doubtful, base);
   }
 
   void find_maxima(std::int64_t b, std::int64_t head, const std::vector<std::int64_t>& rows,

@@ -1,7 +1,7 @@
 // The bf16 engine of Arm: tiles by BFMMLA (FEAT_BF16), summed in f32.
 //
 // Packed B is made of panels of eight columns, cell[k / 4][pair of columns], read front to back.
-// A is packed on the way, a block of rows at a time: a strip cell[k / 4] per pair of rows.
+// A is packed on the way, a block of rows at a time: cell[k / 4][pair of rows].
 #include "cpu/attention_engine.h"
 
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
@@ -23,33 +23,59 @@ constexpr std::int64_t kDepthAtOnce = 512;  // a block of packed A takes 12 KiB 
 
 constexpr std::int64_t round_up8(std::int64_t n) { return (n + 7) / 8 * 8; }
 
-// A block of 2 * kPairs rows by a panel: 4 * kPairs sums in registers. At 6 pairs, 24 BFMMLA per
-// step of 4 keep a Neoverse-V1 busy for six cycles (four per cycle, latency 5) beside ten loads
-// (three per cycle).
-template <int kPairs>
-void multiply_block(const bf16* a, const bf16* b, std::int64_t depth, float* c,
+// A block of 2 * kPairs rows by kPanels panels: 4 * kPairs * kPanels sums in registers. At 6 pairs,
+// 24 BFMMLA per step of 4 keep a Neoverse-V1 busy for six cycles (four per cycle, latency 5) beside
+// ten loads (three per cycle). Few pairs take several panels: enough sums to cover the latency, and
+// as many streams from memory, which together are faster than one.
+template <int kPairs, int kPanels>
+void multiply_block(const bf16* a, const bf16* b, std::int64_t panel, std::int64_t depth, float* c,
                     std::int64_t c_stride, bool add) {
-  const std::int64_t strip = 2 * depth;
-  Sums sum[kPairs][4] = {};
-  std::int64_t k = 0;
-  do {
-    const Cell y0 = load(b), y1 = load(b + 8), y2 = load(b + 16), y3 = load(b + 24);
-    unrolled<kPairs>([&](auto i) {
-      const Cell x = load(a + i * strip + k);
-      sum[i][0] = vbfmmlaq_f32(sum[i][0], x, y0);
-      sum[i][1] = vbfmmlaq_f32(sum[i][1], x, y1);
-      sum[i][2] = vbfmmlaq_f32(sum[i][2], x, y2);
-      sum[i][3] = vbfmmlaq_f32(sum[i][3], x, y3);
+  Sums sum[kPanels][kPairs][4] = {};
+  for (std::int64_t k = 0; k < depth; k += 4) {
+    unrolled<kPanels>([&](auto p) {
+      const bf16* cells = b + p * panel;
+      const Cell y0 = load(cells), y1 = load(cells + 8), y2 = load(cells + 16),
+                 y3 = load(cells + 24);
+      unrolled<kPairs>([&](auto i) {
+        const Cell x = load(a + 8 * i);
+        sum[p][i][0] = vbfmmlaq_f32(sum[p][i][0], x, y0);
+        sum[p][i][1] = vbfmmlaq_f32(sum[p][i][1], x, y1);
+        sum[p][i][2] = vbfmmlaq_f32(sum[p][i][2], x, y2);
+        sum[p][i][3] = vbfmmlaq_f32(sum[p][i][3], x, y3);
+      });
     });
+    a += 8 * kPairs;
     b += 32;
-    k += 8;
-  } while (k < strip);
-  add ? put_block<true>(c, c_stride, sum) : put_block<false>(c, c_stride, sum);
+  }
+  unrolled<kPanels>([&](auto p) {
+    float* to = c + p * kColumns;
+    add ? put_block<true>(to, c_stride, sum[p]) : put_block<false>(to, c_stride, sum[p]);
+  });
 }
 
-using Block = void (*)(const bf16*, const bf16*, std::int64_t, float*, std::int64_t, bool);
-constexpr Block kBlocks[kMostPairs] = {multiply_block<1>, multiply_block<2>, multiply_block<3>,
-                                       multiply_block<4>, multiply_block<5>, multiply_block<6>};
+using Block = void (*)(const bf16*, const bf16*, std::int64_t, std::int64_t, float*, std::int64_t,
+                       bool);
+constexpr Block kBlocks[kMostPairs] = {multiply_block<1, 1>, multiply_block<2, 1>,
+                                       multiply_block<3, 1>, multiply_block<4, 1>,
+                                       multiply_block<5, 1>, multiply_block<6, 1>};
+// Several panels at once, for few pairs.
+constexpr Block kWideBlocks[kMostPairs] = {multiply_block<1, 4>, multiply_block<2, 2>,
+                                           multiply_block<3, 2>};
+constexpr std::int64_t kWidePanels[kMostPairs] = {4, 2, 2, 0, 0, 0};
+
+// A [2 pairs, depth] as cells by all columns of B.
+void multiply_cells(const bf16* cells, std::int64_t pairs, const bf16* b, std::int64_t panel,
+                    const TileExtents& size, float* c, std::int64_t c_stride, bool add) {
+  std::int64_t j = 0;
+  const std::int64_t wide = kWidePanels[pairs - 1] * kColumns;
+  for (; wide > 0 && j + wide <= size.columns; j += wide) {
+    kWideBlocks[pairs - 1](cells, b, panel, size.depth, c + j, c_stride, add);
+    b += kWidePanels[pairs - 1] * panel;
+  }
+  for (; j < size.columns; j += kColumns, b += panel) {
+    kBlocks[pairs - 1](cells, b, panel, size.depth, c + j, c_stride, add);
+  }
+}
 
 void multiply(const void* a, std::int64_t a_stride, const PackedOperand& b, float* c,
               std::int64_t c_stride, const TileExtents& size, bool accumulate) {
@@ -65,13 +91,10 @@ void multiply(const void* a, std::int64_t a_stride, const PackedOperand& b, floa
       const std::int64_t here = std::min(kDepthAtOnce, depth - k);
       const auto* rows = static_cast<const bf16*>(a) + 2 * done * a_stride + k;
       for (std::int64_t i = 0; i < count; ++i, rows += 2 * a_stride) {
-        pack_pair(rows, rows + a_stride, here, cells + i * 2 * here, 8);
+        pack_pair(rows, rows + a_stride, here, cells + 8 * i, 8 * count);
       }
-      const bf16* from = panels + k * kColumns;
-      for (std::int64_t j = 0; j < size.columns; j += kColumns, from += panel) {
-        kBlocks[count - 1](cells, from, here, c + 2 * done * c_stride + j, c_stride,
-                           accumulate || k > 0);
-      }
+      multiply_cells(cells, count, panels + k * kColumns, panel, {0, size.columns, here},
+                     c + 2 * done * c_stride, c_stride, accumulate || k > 0);
     }
     done += count;
   }

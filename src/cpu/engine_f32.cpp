@@ -69,11 +69,15 @@ void multiply_f32(const void* a, std::int64_t a_stride, const PackedOperand& b, 
            {c, c_stride, accumulate}, {size.rows, size.columns, size.depth});
 }
 
+// What a block of queries works with (its scores, a tile of K and of V, its own rows) should stay in
+// the first-level cache, or nearly.
+inline constexpr std::int64_t kTileRows = HWY_TARGET == HWY_NEON ? 64 : 96, kTileKeys = 96;
+
 const AttentionEngine* engine() {
   static const AttentionEngine instance{.name = "f32",
                                         .operand = DType::f32,
-                                        .tile_rows = 96,
-                                        .tile_keys = 96,
+                                        .tile_rows = kTileRows,
+                                        .tile_keys = kTileKeys,
                                         .row_multiple = 1,
                                         .depth_multiple = 1,
                                         .column_multiple = 16,

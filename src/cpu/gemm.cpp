@@ -68,11 +68,8 @@ class Left {
   void pack(const Product& p, const Window& window, std::int64_t begin, std::int64_t end) {
     const std::int64_t depth = round_up(window.columns, engine_.depth_multiple);
     std::byte* to = data_.get() + offset(begin, window.column);
-    engine_.pack_left(p.a, window, {to, engine_.operand, p.round, engine_.left_stride, depth});
-    for (std::int64_t row = begin + window.rows; row < end; ++row) {
-      std::fill_n(data_.get() + offset(row, window.column), bytes_of(engine_.operand, depth),
-                  std::byte{});
-    }
+    engine_.pack_left(p.a, window,
+                      {to, engine_.operand, p.round, engine_.left_stride, depth, end - begin});
   }
 
   const GemmEngine& engine_;

@@ -18,7 +18,7 @@ namespace qkv::cpu::HWY_NAMESPACE {
 GemmEngine engine_f32() {
   return {.operand = DType::f32,
           .panel = kPanel,
-          .row_multiple = 1,
+          .row_multiple = kLeftTogether,
           .depth_multiple = 1,
           .depth_block = kDepthBlock,
           .left_stride = kLeftStride,
@@ -67,7 +67,7 @@ GemmEngine gemm_engine(DType dtype) {
   } else {  // BFMMLA rearranges A on the way: once for many columns
     engine.native_rows = 48;
     engine.native_columns = engine.most_columns;
-    engine.stream_columns = 64;
+    engine.stream_columns = 32;  // four panels, each a stream that goes on from block to block
   }
   return engine;
 }

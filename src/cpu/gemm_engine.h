@@ -1,7 +1,8 @@
 // The matrix product as an engine: how it wants its operands packed, a product of blocks, and what
 // happens to the sums. src/cpu/gemm.cpp makes blocks and tasks of them.
 //
-//   A (left)   [block of depth][row][left_stride]: rows as they are, a block of depth at a time
+//   A (left)   [block of depth][row][left_stride]: a block of depth at a time, rows as they are or
+//              row_multiple of them turned, whatever the engine multiplies best
 //   B (right)  [panel of columns][depth][panel columns] in f32, or as an AttentionEngine packs it
 //   C          f32, row-major, of one task
 #pragma once
@@ -41,7 +42,8 @@ struct LeftTarget {
   void* data;
   DType dtype;                   // f32 or bf16
   bool round;                    // to bf16, although stored as f32
-  std::int64_t stride, columns;  // zeros from the columns of the window up to these
+  std::int64_t stride;
+  std::int64_t columns, rows;  // zeros from the columns and rows of the window up to these
 };
 // Panels of B: where they go, or where they are.
 struct RightTarget {

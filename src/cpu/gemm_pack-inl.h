@@ -111,7 +111,7 @@ inline void pack_left_bf16(const Rows& from, const TileExtents& size, const Left
   }
 }
 
-inline void pack_left(const Source& a, const Window& window, const LeftTarget& to) {
+inline void pack_left_rows(const Source& a, const Window& window, const LeftTarget& to) {
   for (std::int64_t r = 0; r < window.rows;) {
     const std::int64_t row = window.row + r;
     const std::int64_t run = std::min(window.rows - r, a.group - row % a.group);
@@ -124,6 +124,24 @@ inline void pack_left(const Source& a, const Window& window, const LeftTarget& t
                      static_cast<bf16*>(to.data) + r * to.stride);
     }
     r += run;
+  }
+  const auto item = static_cast<std::int64_t>(size_of(to.dtype));
+  auto* data = static_cast<std::byte*>(to.data);
+  for (std::int64_t r = window.rows; r < to.rows; ++r) {
+    std::fill_n(data + r * to.stride * item, to.columns * item, std::byte{});
+  }
+}
+
+// Rows as they are, or kLeftTogether of them turned, of which those that are not there are not read.
+inline void pack_left(const Source& a, const Window& window, const LeftTarget& to) {
+  if (to.dtype != DType::f32 || kLeftTogether == 1) return pack_left_rows(a, window, to);
+  HWY_ALIGN float rows[kLeftTogether * kLeftStride];
+  for (std::int64_t r = 0; r < to.rows; r += kLeftTogether) {
+    const std::int64_t count = std::clamp<std::int64_t>(window.rows - r, 0, kLeftTogether);
+    pack_left_rows(a, {window.row + r, count, window.column, window.columns},
+                   {rows, to.dtype, to.round, kLeftStride, to.columns, count});
+    transpose_block(rows, kLeftStride, count, to.columns,
+                    static_cast<float*>(to.data) + r * to.stride, kLeftTogether);
   }
 }
 

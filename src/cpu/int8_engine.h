@@ -2,7 +2,8 @@
 // are those of whole numbers, so every engine finds the same ones; only the last step is floating
 // point.
 //
-//   A (rows)     i8 [rows][stride], zeros from the inputs up to `depth`
+//   A (rows)     i8 [rows][stride], zeros from the inputs up to `depth`; an engine may have them
+//                arranged where there are more than one
 //   B (weight)   as the engine packs it, panels of columns one after the other
 //   C            f32, row-major, of one task
 #pragma once
@@ -35,6 +36,7 @@ struct Int8Block {
   std::int64_t c_stride;
   std::int64_t rows, columns;  // columns: a multiple of the panel
   Int8Depth size;
+  bool arranged;  // row_multiple rows of A at a time, by the engine
 };
 
 struct Int8Engine {
@@ -45,6 +47,8 @@ struct Int8Engine {
   std::int64_t tile_columns;    // and its columns
   std::int64_t stream_columns;  // of one product when A has few rows, and B comes from memory
 
+  // Rearranges row_multiple rows of A where they are; null: the engine takes rows as they are.
+  void (*arrange)(std::int8_t* rows, std::int64_t stride, std::int64_t depth);
   // Element (k, column) of the weight is from.row(k)[column * step]; `columns` of the panel exist,
   // the others and what lies behind the inputs become anything at all.
   void (*pack)(const Rows& from, std::int64_t inputs, std::int64_t columns, const Int8Depth& size,

@@ -45,6 +45,7 @@ class Left {
  public:
   Left(const LinearProblem& problem, const Int8Packed& weight)
       : size_(weight.size),
+        arranged_(weight.engine->arrange != nullptr && problem.x.size(0) > 1),
         stride_(size_.depth + 64),  // a little more than the depth, against aliasing
         data_(round_up(problem.x.size(0), weight.engine->row_multiple) * stride_),
         scale_(problem.x.size(0) * size_.groups),
@@ -53,11 +54,15 @@ class Left {
     const Rows x{static_cast<std::byte*>(problem.x.raw()), problem.x.dtype(), inputs, 1};
     const std::int64_t piece = rows * inputs <= kRoundAlone ? rows : 16;
     parallel_for(divide_up(rows, piece), [&](std::int64_t task) {
-      const std::int64_t begin = task * piece;
-      round_rows_to_int8(x.from(begin), std::min(piece, rows - begin), inputs, at(begin));
+      const std::int64_t begin = task * piece, end = std::min(rows, begin + piece);
+      round_rows_to_int8(x.from(begin), end - begin, inputs, at(begin));
+      for (std::int64_t r = begin; arranged_ && r < end; r += weight.engine->row_multiple) {
+        weight.engine->arrange(data_.get() + r * stride_, stride_, size_.depth);
+      }
     });
   }
 
+  bool arranged() const { return arranged_; }
   Int8Rows at(std::int64_t row) const {
     return {data_.get() + row * stride_, stride_, scale_.get() + row * size_.groups,
             sums_.get() + row * size_.groups, size_};
@@ -65,6 +70,7 @@ class Left {
 
  private:
   Int8Depth size_;
+  bool arranged_;
   std::int64_t stride_;
   Scratch<std::int8_t> data_;
   Scratch<float> scale_;
@@ -136,7 +142,8 @@ class Task {
                      .c_stride = kMostTile,
                      .rows = rows,
                      .columns = round_up(columns, engine.panel),
-                     .size = weight_.size});
+                     .size = weight_.size,
+                     .arranged = left_.arranged()});
     const Tensor& y = problem_.y;
     Finish finish{
         {}, problem_.activation, {static_cast<std::byte*>(y.raw()), y.dtype(), y.size(1), 1}};

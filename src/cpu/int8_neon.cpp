@@ -16,6 +16,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/scratch.h"
+
 #define QKV_DOT __attribute__((target("arch=armv8.2-a+dotprod")))
 #define QKV_I8MM __attribute__((target("arch=armv8.2-a+dotprod+i8mm")))
 
@@ -41,46 +43,46 @@ const std::int8_t* step_at(const Int8Block& p, std::int64_t panel, std::int64_t 
   return reinterpret_cast<const std::int8_t*>(p.b) + panel * p.panel_bytes + k * kPanel;
 }
 
-// Eight sums of one row and group to their share of C.
+// Where a product of registers begins.
 struct Place {
-  std::int64_t row, panel, group;
+  std::int64_t row, panel;
 };
-inline void add_sums(const Int8Block& p, const Place& at, int32x4_t low, int32x4_t high) {
-  const std::int64_t groups = p.size.groups;
-  const float* scale = p.scale + (at.panel * groups + at.group) * kPanel;
-  const float row = p.a_scale[at.row * groups + at.group];
-  float* c = p.c + at.row * p.c_stride + at.panel * kPanel;
-  const int32x4_t sums[2] = {low, high};
-  for (int half = 0; half < 2; ++half, c += 4, scale += 4) {
-    const float32x4_t value = vmulq_n_f32(vcvtq_f32_s32(sums[half]), row);
-    const float32x4_t before = at.group == 0 ? vdupq_n_f32(0) : vld1q_f32(c);
-    vst1q_f32(c, vfmaq_f32(before, value, vld1q_f32(scale)));
-  }
+
+// The scales of a panel's columns for one group.
+const float* scale_at(const Int8Block& p, std::int64_t panel, std::int64_t group) {
+  return p.scale + (panel * p.size.groups + group) * kPanel;
+}
+float* result_at(const Int8Block& p, const Place& at) {
+  return p.c + at.row * p.c_stride + at.panel * kPanel;
+}
+
+// total + sums of whole numbers times the scale of their row and those of their columns.
+inline float32x4_t add_scaled(float32x4_t total, int32x4_t sums, float32x4_t row,
+                              float32x4_t columns) {
+  return vfmaq_f32(total, vmulq_f32(vcvtq_f32_s32(sums), row), columns);
 }
 
 // --- SDOT ---
 
-// kRows rows by kPanels panels, 4 * kRows * kPanels sums.
+// kRows rows by kPanels panels: 4 * kRows * kPanels sums of whole numbers for a group, half as many
+// totals.
 template <int kRows, int kPanels>
-QKV_DOT void dot_registers(const Int8Block& p, std::int64_t row, std::int64_t panel) {
-  for (std::int64_t g = 0; g < p.size.groups; ++g) {
-    int32x4_t sum[kRows][kPanels][kCells];
-    for (int i = 0; i < kRows; ++i) {
-      for (int v = 0; v < kPanels; ++v) {
-        for (int c = 0; c < kCells; ++c) sum[i][v][c] = vdupq_n_s32(0);
-      }
-    }
+QKV_DOT void dot_registers(const Int8Block& p, const Place& at) {
+  const std::int64_t groups = p.size.groups;
+  float32x4_t total[kRows][kPanels][2] = {};
+  for (std::int64_t g = 0; g < groups; ++g) {
+    int32x4_t sum[kRows][kPanels][kCells] = {};
     const std::int64_t end = std::min(p.size.depth, (g + 1) * p.size.group);
     for (std::int64_t k = g * p.size.group; k < end; k += kStep) {
       int8x16_t left[kRows];
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) {
-        const int8x8_t eight = vld1_s8(p.a + (row + i) * p.a_stride + k);
-        left[i] = vcombine_s8(eight, eight);
+        left[i] = vreinterpretq_s8_s64(vld1q_dup_s64(
+            reinterpret_cast<const std::int64_t*>(p.a + (at.row + i) * p.a_stride + k)));
       }
 #pragma GCC unroll 4
       for (int v = 0; v < kPanels; ++v) {
-        const std::int8_t* b = step_at(p, panel + v, k);
+        const std::int8_t* b = step_at(p, at.panel + v, k);
 #pragma GCC unroll 4
         for (int c = 0; c < kCells; ++c) {
           const int8x16_t cell = vld1q_s8(b + 16 * c);
@@ -89,11 +91,24 @@ QKV_DOT void dot_registers(const Int8Block& p, std::int64_t row, std::int64_t pa
         }
       }
     }
-    for (int i = 0; i < kRows; ++i) {
-      for (int v = 0; v < kPanels; ++v) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanels; ++v) {
+      const float* scale = scale_at(p, at.panel + v, g);
+#pragma GCC unroll 4
+      for (int i = 0; i < kRows; ++i) {
+        const float32x4_t row = vdupq_n_f32(p.a_scale[(at.row + i) * groups + g]);
         const auto& s = sum[i][v];
-        add_sums(p, {row + i, panel + v, g}, vpaddq_s32(s[0], s[1]), vpaddq_s32(s[2], s[3]));
+        auto& t = total[i][v];
+        t[0] = add_scaled(t[0], vpaddq_s32(s[0], s[1]), row, vld1q_f32(scale));
+        t[1] = add_scaled(t[1], vpaddq_s32(s[2], s[3]), row, vld1q_f32(scale + 4));
       }
+    }
+  }
+  for (int i = 0; i < kRows; ++i) {
+    for (int v = 0; v < kPanels; ++v) {
+      float* c = result_at(p, {at.row + i, at.panel + v});
+      vst1q_f32(c, total[i][v][0]);
+      vst1q_f32(c + 4, total[i][v][1]);
     }
   }
 }
@@ -101,71 +116,106 @@ QKV_DOT void dot_registers(const Int8Block& p, std::int64_t row, std::int64_t pa
 void multiply_dot(const Int8Block& p) {
   const std::int64_t panels = p.columns / kPanel;
   std::int64_t i = 0;
-  for (; i + 4 <= p.rows; i += 4) {
-    for (std::int64_t j = 0; j < panels; ++j) dot_registers<4, 1>(p, i, j);
-  }
   for (; i + 2 <= p.rows; i += 2) {
-    for (std::int64_t j = 0; j < panels; ++j) dot_registers<2, 1>(p, i, j);
+    for (std::int64_t j = 0; j < panels; ++j) dot_registers<2, 1>(p, {i, j});
   }
   for (; i < p.rows; ++i) {  // one row reads the weight as four streams
     std::int64_t j = 0;
-    for (; j + 4 <= panels; j += 4) dot_registers<1, 4>(p, i, j);
-    for (; j < panels; ++j) dot_registers<1, 1>(p, i, j);
+    for (; j + 4 <= panels; j += 4) dot_registers<1, 4>(p, {i, j});
+    for (; j < panels; ++j) dot_registers<1, 1>(p, {i, j});
   }
 }
 
 // --- SMMLA ---
 
-inline int32x4_t lower(int32x4_t x, int32x4_t y) {
-  return vreinterpretq_s32_s64(vzip1q_s64(vreinterpretq_s64_s32(x), vreinterpretq_s64_s32(y)));
-}
-inline int32x4_t upper(int32x4_t x, int32x4_t y) {
-  return vreinterpretq_s32_s64(vzip2q_s64(vreinterpretq_s64_s32(x), vreinterpretq_s64_s32(y)));
+// Two rows to cells, [eight of depth][row][8], in the place of the rows.
+void arrange_pair(std::int8_t* rows, std::int64_t stride, std::int64_t depth) {
+  const Scratch<std::int8_t> copy(2 * depth);
+  std::memcpy(copy.get(), rows, static_cast<std::size_t>(depth));
+  std::memcpy(copy.get() + depth, rows + stride, static_cast<std::size_t>(depth));
+  for (std::int64_t k = 0; k < depth; k += kStep, rows += 2 * kStep) {
+    vst1q_s8(rows, vcombine_s8(vld1_s8(copy.get() + k), vld1_s8(copy.get() + depth + k)));
+  }
 }
 
-// 2 * kPairs rows by a panel: 4 * kPairs sums of [x0 y0, x0 y1, x1 y0, x1 y1].
-template <int kPairs>
-QKV_I8MM void multiply_registers(const Int8Block& p, std::int64_t row, std::int64_t panel) {
-  for (std::int64_t g = 0; g < p.size.groups; ++g) {
-    int32x4_t sum[kPairs][kCells];
-    for (int i = 0; i < kPairs; ++i) {
-      for (int c = 0; c < kCells; ++c) sum[i][c] = vdupq_n_s32(0);
-    }
-    const std::int64_t end = std::min(p.size.depth, (g + 1) * p.size.group);
-    for (std::int64_t k = g * p.size.group; k < end; k += kStep) {
-      const std::int8_t* b = step_at(p, panel, k);
-      int8x16_t left[kPairs];
-#pragma GCC unroll 4
+inline float32x4_t lower(float32x4_t x, float32x4_t y) {
+  return vreinterpretq_f32_f64(vzip1q_f64(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y)));
+}
+inline float32x4_t upper(float32x4_t x, float32x4_t y) {
+  return vreinterpretq_f32_f64(vzip2q_f64(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y)));
+}
+// [x, x, y, y], [x, y, x, y].
+inline float32x4_t twice_each(const float* x, const float* y) {
+  return vcombine_f32(vld1_dup_f32(x), vld1_dup_f32(y));
+}
+inline float32x4_t twice_both(const float* xy) {
+  const float32x2_t pair = vld1_f32(xy);
+  return vcombine_f32(pair, pair);
+}
+
+// 2 * kPairs rows by a panel: 4 * kPairs sums of [x0 y0, x0 y1, x1 y0, x1 y1], and where there are
+// several groups as many totals.
+template <int kPairs, bool kGroups>
+QKV_I8MM void multiply_registers(const Int8Block& p, const Place& at) {
+  const std::int64_t groups = kGroups ? p.size.groups : 1;
+  float32x4_t total[kPairs][kCells] = {};
+  for (std::int64_t g = 0; g < groups; ++g) {
+    int32x4_t sum[kPairs][kCells] = {};
+    const std::int64_t first = g * p.size.group;
+    const std::int64_t end = std::min(p.size.depth, first + p.size.group);
+    const std::int8_t* b = step_at(p, at.panel, first);
+    const std::int8_t* a = p.a + at.row * p.a_stride + 2 * first;
+    for (std::int64_t k = first; k < end; k += kStep, a += 2 * kStep, b += kStep * kPanel) {
+      const int8x16_t cell[kCells] = {vld1q_s8(b), vld1q_s8(b + 16), vld1q_s8(b + 32),
+                                      vld1q_s8(b + 48)};
+#pragma GCC unroll 6
       for (int i = 0; i < kPairs; ++i) {
-        const std::int8_t* a = p.a + (row + 2 * i) * p.a_stride + k;
-        left[i] = vcombine_s8(vld1_s8(a), vld1_s8(a + p.a_stride));
+        const int8x16_t left = vld1q_s8(a + 2 * i * p.a_stride);
+#pragma GCC unroll 4
+        for (int c = 0; c < kCells; ++c) sum[i][c] = vmmlaq_s32(sum[i][c], left, cell[c]);
       }
+    }
+    const float* scale = scale_at(p, at.panel, g);
+#pragma GCC unroll 6
+    for (int i = 0; i < kPairs; ++i) {
+      const float* row = p.a_scale + (at.row + 2 * i) * groups + g;
+      // The second row of an odd last pair is not there.
+      const bool both = at.row + 2 * i + 1 < p.rows;
+      const float32x4_t rows = twice_each(row, both ? row + groups : row);
 #pragma GCC unroll 4
       for (int c = 0; c < kCells; ++c) {
-        const int8x16_t cell = vld1q_s8(b + 16 * c);
-#pragma GCC unroll 4
-        for (int i = 0; i < kPairs; ++i) sum[i][c] = vmmlaq_s32(sum[i][c], left[i], cell);
+        total[i][c] = add_scaled(total[i][c], sum[i][c], rows, twice_both(scale + 2 * c));
       }
     }
-    for (int i = 0; i < kPairs; ++i) {
-      const auto& s = sum[i];
-      const Place at{row + 2 * i, panel, g};
-      add_sums(p, at, lower(s[0], s[1]), lower(s[2], s[3]));
-      if (at.row + 1 == p.rows) continue;  // the second row of an odd last pair is not there
-      add_sums(p, {at.row + 1, panel, g}, upper(s[0], s[1]), upper(s[2], s[3]));
-    }
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < kPairs; ++i) {
+    const auto& t = total[i];
+    float* c = result_at(p, {at.row + 2 * i, at.panel});
+    vst1q_f32(c, lower(t[0], t[1]));
+    vst1q_f32(c + 4, lower(t[2], t[3]));
+    if (at.row + 2 * i + 1 == p.rows) continue;
+    vst1q_f32(c + p.c_stride, upper(t[0], t[1]));
+    vst1q_f32(c + p.c_stride + 4, upper(t[2], t[3]));
   }
 }
 
 void multiply_pairs(const Int8Block& p) {
-  if (p.rows == 1) return multiply_dot(p);
-  for (std::int64_t i = 0; i < p.rows; i += 8) {
-    const std::int64_t pairs = std::min<std::int64_t>(4, (p.rows - i + 1) / 2);
-    const auto run = pairs == 4   ? multiply_registers<4>
-                     : pairs == 3 ? multiply_registers<3>
-                     : pairs == 2 ? multiply_registers<2>
-                                  : multiply_registers<1>;
-    for (std::int64_t j = 0; j < p.columns / kPanel; ++j) run(p, i, j);
+  if (!p.arranged) return multiply_dot(p);
+  using Multiply = void (*)(const Int8Block&, const Place&);
+  constexpr Multiply kWhole[] = {multiply_registers<1, false>, multiply_registers<2, false>,
+                                 multiply_registers<3, false>, multiply_registers<4, false>,
+                                 multiply_registers<5, false>, multiply_registers<6, false>};
+  constexpr Multiply kGrouped[] = {multiply_registers<1, true>, multiply_registers<2, true>,
+                                   multiply_registers<3, true>};
+  const bool whole = p.size.groups == 1;
+  const Multiply* run = whole ? kWhole : kGrouped;
+  const std::int64_t most = whole ? 6 : 3, pairs = (p.rows + 1) / 2;
+  std::int64_t done = 0;
+  for (std::int64_t blocks = (pairs + most - 1) / most; blocks > 0; --blocks) {
+    const std::int64_t count = (pairs - done + blocks - 1) / blocks;  // as even as can be
+    for (std::int64_t j = 0; j < p.columns / kPanel; ++j) run[count - 1](p, {2 * done, j});
+    done += count;
   }
 }
 
@@ -175,6 +225,7 @@ constexpr Int8Engine kDotEngine{.name = "neon_dot",
                                 .tile_rows = 32,
                                 .tile_columns = 64,
                                 .stream_columns = 64,
+                                .arrange = nullptr,
                                 .pack = pack,
                                 .multiply = multiply_dot,
                                 .begin = nullptr,
@@ -182,9 +233,10 @@ constexpr Int8Engine kDotEngine{.name = "neon_dot",
 constexpr Int8Engine kPairEngine{.name = "neon_i8mm",
                                  .panel = kPanel,
                                  .row_multiple = 2,
-                                 .tile_rows = 32,
+                                 .tile_rows = 48,
                                  .tile_columns = 64,
                                  .stream_columns = 64,
+                                 .arrange = arrange_pair,
                                  .pack = pack,
                                  .multiply = multiply_pairs,
                                  .begin = nullptr,

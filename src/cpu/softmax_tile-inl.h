@@ -314,39 +314,44 @@ class SoftmaxRows {
       dropout_row(job_.problem, job_.sequence, job_.head, rows_[r], tile.first_key, tile.columns,
                   keep_.get());
     }
-    const auto weigh_vector = [&](std::int64_t j) HWY_ATTR {
-      const V s = hn::LoadU(d, row + j);
-      const V t = hn::Mul(hn::Sub(s, shift), scale);
-      V p = exp2_fast < kNarrow ? 4 : 5 > (d, t);
-      total = hn::Add(total, p);
-      if (statistics) {
-        V centred = hn::Sub(s, pivot), exponent = t;
-        if (partial) {  // where -inf would make NaN of both sums
-          const auto hidden = hn::Eq(s, hn::Set(d, -kInfinity));
-          seen += static_cast<std::size_t>(lanes) - hn::CountTrue(d, hidden);
-          centred = hn::IfThenZeroElse(hidden, centred);
-          exponent = hn::IfThenZeroElse(hidden, exponent);
+    constexpr int kTogether = HWY_TARGET == HWY_NEON ? 4 : kNarrow ? 2 : 1;
+    for (std::int64_t j = 0; j < columns; j += kTogether * lanes) {
+      V t[kTogether], weights[kTogether];
+      HWY_UNROLL(4)
+      for (int i = 0; i < kTogether; ++i) {
+        t[i] = hn::Mul(hn::Sub(hn::LoadU(d, row + j + i * lanes), shift), scale);
+        weights[i] = t[i];
+      }
+      exp2_each<kNarrow ? 4 : 5>(d, weights);
+      HWY_UNROLL(4)
+      for (int i = 0; i < kTogether; ++i) {
+        const std::int64_t column = j + i * lanes;
+        V& p = weights[i];
+        total = hn::Add(total, p);
+        if (statistics) {
+          const V s = hn::LoadU(d, row + column);
+          V centred = hn::Sub(s, pivot), exponent = t[i];
+          if (partial) {  // where -inf would make NaN of both sums
+            const auto hidden = hn::Eq(s, hn::Set(d, -kInfinity));
+            seen += static_cast<std::size_t>(lanes) - hn::CountTrue(d, hidden);
+            centred = hn::IfThenZeroElse(hidden, centred);
+            exponent = hn::IfThenZeroElse(hidden, exponent);
+          }
+          weighted = hn::MulAdd(p, exponent, weighted);
+          sum = hn::Add(sum, centred);
+          squares = hn::MulAdd(centred, centred, squares);
         }
-        weighted = hn::MulAdd(p, exponent, weighted);
-        sum = hn::Add(sum, centred);
-        squares = hn::MulAdd(centred, centred, squares);
-      }
-      if constexpr (kExtras) {
-        if (tile.kept != nullptr) {
-          hn::StoreU(p, d, tile.kept + r * tile.stride + j);
+        if constexpr (kExtras) {
+          if (tile.kept != nullptr) hn::StoreU(p, d, tile.kept + r * tile.stride + column);
+          if (job_.problem.dropout > 0) p = hn::Mul(p, hn::LoadU(d, keep_.get() + column));
         }
-        if (job_.problem.dropout > 0) p = hn::Mul(p, hn::LoadU(d, keep_.get() + j));
+        if constexpr (!kNarrow) hn::StoreU(p, d, row + column);
       }
-      return p;
-    };
-    if constexpr (kNarrow) {
-      for (std::int64_t j = 0; j < columns; j += 2 * lanes) {
-        const V low = weigh_vector(j), high = weigh_vector(j + lanes);
-        store_narrow(low, high, tile.narrow + r * tile.stride + j);
-      }
-    } else {
-      for (std::int64_t j = 0; j < columns; j += lanes) {
-        hn::StoreU(weigh_vector(j), d, row + j);
+      if constexpr (kNarrow) {
+        HWY_UNROLL(2)
+        for (int i = 0; i < kTogether; i += 2) {
+          store_narrow(weights[i], weights[i + 1], tile.narrow + r * tile.stride + j + i * lanes);
+        }
       }
     }
     hn::Store(total, d, total_.get() + r * lanes_);

@@ -8,6 +8,7 @@
 #include "ops/checks.h"
 #include "qkv/autograd.h"
 #include "qkv/linear_attention.h"
+#include "qkv/memory.h"
 #include "qkv/ops.h"
 
 namespace qkv {
@@ -16,10 +17,13 @@ namespace {
 // Within a chunk work is square, from chunk to chunk there is a sum to keep: the GPU, where memory
 // is what it waits for, takes longer ones.
 std::int64_t chunk_of(Device device) { return device == kCpu ? 64 : 128; }
-// What a segment of chunks may take for scores and sums, in f32: 64 MiB, or 512 on a GPU. Longer
-// inputs go through several, so memory beyond the result does not grow with the length.
+// What a segment of chunks may take for scores and sums, in f32: 64 MiB, or a sixteenth of a GPU's
+// memory, where each segment costs copies and launches. Longer inputs go through several, so memory
+// beyond the result does not grow with the length for ever.
 std::int64_t segment_elements(Device device) {
-  return std::int64_t{device == kCpu ? 16 : 128} << 20;
+  constexpr std::int64_t kLeast = std::int64_t{16} << 20;
+  if (device == kCpu) return kLeast;
+  return std::max(kLeast, static_cast<std::int64_t>(memory_use(device).total / 16 / sizeof(float)));
 }
 
 // Rows [begin, begin + chunk * count): `count` chunks.

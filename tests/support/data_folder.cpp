@@ -44,7 +44,10 @@ std::string DataFolder::pairs(const std::string& name, int count, int longest) c
     return words;
   };
   std::string content;
-  for (int i = 0; i < count; ++i) content += text(i) + '\t' + text(i) + '\n';
+  for (int i = 0; i < count; ++i) {
+    const std::string target = text(i), source = text(i);  // in an order: both draw
+    content += source + '\t' + target + '\n';
+  }
   return write(name, content);
 }
 
