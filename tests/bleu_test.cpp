@@ -55,7 +55,8 @@ TEST(Bleu, ScoresAreThoseOfSacreBleu) {
     EXPECT_EQ(found.hypothesis_words, entry.at("hypothesis_words")) << what;
     EXPECT_EQ(found.reference_words, entry.at("reference_words")) << what;
     EXPECT_EQ(to_string(found), entry.at("text").get<std::string>()) << what;
-    EXPECT_EQ(found.signature.substr(0, found.signature.rfind('|')), entry.at("signature").get<std::string>())
+    EXPECT_EQ(found.signature.substr(0, found.signature.rfind('|')),
+              entry.at("signature").get<std::string>())
         << what;
   }
 }

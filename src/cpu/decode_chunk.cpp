@@ -54,10 +54,11 @@ class DecodeChunk {
         rows_of(problem_.v, sequence_.k_batch, job_.key_head, sequence_.k_start + first_);
     if (problem_.v_scale.defined()) {  // whole numbers: what is not finite is in the scale
       scale_columns(problem_.v_scale, true);
-      return multiply_values<std::int8_t>(values);
+      multiply_values<std::int8_t>(values);
+      return;
     }
     dispatch_float(problem_.v.dtype(), [&]<class T>() {
-      if (finite<T>(values)) return multiply_values<T>(values);
+      if (multiply_values<T>(values)) return;
       // A NaN that is hidden must not meet a weight of 0: out with them, then back where seen.
       const std::int64_t size = problem_.value_size;
       const Scratch<T> clean(keys_ * size);
@@ -215,32 +216,43 @@ class DecodeChunk {
   }
 
   template <class T>
-  bool finite(const Rows& values) const {
+  bool finite(const Rows& values, std::int64_t keys) const {
     const std::int64_t size = problem_.value_size;
+    const auto* row = reinterpret_cast<const T*>(values.data);
     if constexpr (std::is_same_v<T, f16>) {
       std::uint16_t worst = 0;
-      for (std::int64_t j = 0; j < keys_; ++j) {
-        const auto* row = reinterpret_cast<const f16*>(values.row(j));
+      for (std::int64_t j = 0; j < keys; ++j, row += values.stride) {
         for (std::int64_t i = 0; i < size; ++i) {
           worst = std::max<std::uint16_t>(worst, row[i].bits & 0x7c00);
         }
       }
       return worst < 0x7c00;
-    } else {
-      for (std::int64_t j = 0; j < keys_; ++j) {
-        if (!all_finite(reinterpret_cast<const T*>(values.row(j)), size)) return false;
+    } else if constexpr (!std::is_same_v<T, std::int8_t>) {
+      for (std::int64_t j = 0; j < keys; ++j, row += values.stride) {
+        if (!all_finite(row, size)) return false;
       }
-      return true;
     }
+    return true;
   }
 
+  // False where a value is not finite, and the sums mean nothing.
   template <class T>
-  void multiply_values(const Rows& values) {
-    if (job_.engine != nullptr) return sum_narrow(values);
-    with_rows(rows_, [&](auto rows) {
-      sum_values<decltype(rows)::value, T>(scores_.get(), kChunkKeys, values, keys_,
-                                           problem_.value_size, job_.values, problem_.value_size);
-    });
+  bool multiply_values(const Rows& values) {
+    if (job_.engine != nullptr) {
+      const bool whole = finite<T>(values, keys_);
+      if (whole) sum_narrow(values);
+      return whole;
+    }
+    for (std::int64_t j = 0; j < keys_; j += kKeysInCache) {
+      const std::int64_t count = std::min(kKeysInCache, keys_ - j);
+      const Rows block = values.from(j);
+      if (!finite<T>(block, count)) return false;
+      with_rows(rows_, [&](auto rows) {
+        sum_values<decltype(rows)::value, T>(scores_.get() + j, kChunkKeys, block, count,
+                                             problem_.value_size, job_.values, j > 0);
+      });
+    }
+    return true;
   }
 
   template <class T>

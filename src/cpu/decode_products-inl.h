@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cpu/gemm_tile-inl.h"
 #include "cpu/rows-inl.h"
 #include "hwy/highway.h"
 
@@ -69,35 +70,95 @@ HWY_INLINE void score_two_keys(const float* q, std::int64_t q_stride, const T* k
   }
 }
 
+#if HWY_TARGET == HWY_NEON
+
+// The same for four keys: enough sums to cover the latency of a multiply-add, where rows are few in
+// several sets, and four scores leave in one vector. depth is a multiple of 4 * kSets.
+template <int kRows>
+inline constexpr int kScoreSets = kRows == 1   ? 4
+                                  : kRows == 2 ? 2
+                                               : 1;
+
+template <int kRows, class T>
+HWY_INLINE void score_four_keys(const float* q, std::int64_t q_stride, const T* keys,
+                                std::int64_t key_stride, std::int64_t depth, float* scores,
+                                std::int64_t stride) {
+  constexpr int kSets = kScoreSets<kRows>;
+  float32x4_t sum[kSets][kRows][4];
+  unrolled<kSets>([&](auto set) HWY_ATTR {
+    unrolled<kRows>([&](auto i) HWY_ATTR {
+      unrolled<4>([&](auto j) HWY_ATTR { sum[set][i][j] = vdupq_n_f32(0); });
+    });
+  });
+  for (std::int64_t c = 0; c < depth; c += 4 * kSets) {
+    unrolled<kSets>([&](auto set) HWY_ATTR {
+      float32x4_t y[kRows];
+      unrolled<kRows>([&](auto i) HWY_ATTR { y[i] = vld1q_f32(q + i * q_stride + c + 4 * set); });
+      unrolled<4>([&](auto j) HWY_ATTR {
+        const float32x4_t x = load_wide(keys + j * key_stride + c + 4 * set).raw;
+        unrolled<kRows>([&](auto i)
+                            HWY_ATTR { sum[set][i][j] = vfmaq_f32(sum[set][i][j], y[i], x); });
+      });
+    });
+  }
+  unrolled<kRows>([&](auto i) HWY_ATTR {
+    unrolled<kSets - 1>([&](auto set) HWY_ATTR {
+      unrolled<4>([&](auto j)
+                      HWY_ATTR { sum[0][i][j] = vaddq_f32(sum[0][i][j], sum[set + 1][i][j]); });
+    });
+    const auto& x = sum[0][i];
+    vst1q_f32(scores + i * stride, vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])));
+  });
+}
+
+#endif
+
 template <int kRows, class T>
 void score_keys(const float* q, std::int64_t q_stride, const Rows& keys, std::int64_t count,
                 std::int64_t depth, float* scores, std::int64_t stride) {
-  for (std::int64_t j = 0; j < count; j += 2) {
-    const auto* first = reinterpret_cast<const T*>(keys.row(j));
+  const auto* key = reinterpret_cast<const T*>(keys.data);
+  std::int64_t j = 0;
+#if HWY_TARGET == HWY_NEON
+  if (kRows <= 4 && depth % (4 * kScoreSets<kRows>) == 0) {
+    for (; j + 4 <= count; j += 4) {
+      score_four_keys<(kRows <= 4 ? kRows : 1)>(q, q_stride, key + j * keys.stride, keys.stride,
+                                                depth, scores + j, stride);
+    }
+  }
+#endif
+  for (; j < count; j += 2) {
+    const T* first = key + j * keys.stride;
     // The second of an odd last pair is the first again; its score lands in the padding.
-    const auto* second = j + 1 < count ? reinterpret_cast<const T*>(keys.row(j + 1)) : first;
+    const T* second = j + 1 < count ? first + keys.stride : first;
     score_two_keys<kRows>(q, q_stride, first, second, depth, scores + j, stride);
   }
 }
 
-// sums[i][..] = sum over j of p[i][j] v[j][..], a few vectors of columns at a time.
+// Values are summed over so many keys for all their columns: a line read for some columns is still
+// in the first-level cache for the next.
+inline constexpr std::int64_t kKeysInCache = 32;
+
+// sums[i][..] (+)= sum over j of p[i][j] v[j][..], a few vectors of columns at a time.
 template <int kRows, class T>
 void sum_values(const float* p, std::int64_t stride, const Rows& values, std::int64_t count,
-                std::int64_t size, float* sums, std::int64_t sums_stride) {
+                std::int64_t size, float* sums, bool add) {
   const hn::ScalableTag<float> d;
   using V = hn::Vec<decltype(d)>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   constexpr int kVectors = kRows > 4 ? 2 : 4;
+  const auto* value = reinterpret_cast<const T*>(values.data);
   std::int64_t c = 0;
   for (; c + kVectors * lanes <= size; c += kVectors * lanes) {
     V sum[kRows][kVectors];
     HWY_UNROLL(8)
     for (int i = 0; i < kRows; ++i) {
       HWY_UNROLL(4)
-      for (int v = 0; v < kVectors; ++v) sum[i][v] = hn::Zero(d);
+      for (int v = 0; v < kVectors; ++v) {
+        sum[i][v] = add ? hn::LoadU(d, sums + i * size + c + v * lanes) : hn::Zero(d);
+      }
     }
-    for (std::int64_t j = 0; j < count; ++j) {
-      const auto* row = reinterpret_cast<const T*>(values.row(j)) + c;
+    const T* row = value + c;
+    for (std::int64_t j = 0; j < count; ++j, row += values.stride) {
       V x[kVectors];
       HWY_UNROLL(4)
       for (int v = 0; v < kVectors; ++v) x[v] = load_wide(row + v * lanes);
@@ -109,18 +170,16 @@ void sum_values(const float* p, std::int64_t stride, const Rows& values, std::in
       }
     }
     for (int i = 0; i < kRows; ++i) {
-      for (int v = 0; v < kVectors; ++v) {
-        hn::StoreU(sum[i][v], d, sums + i * sums_stride + c + v * lanes);
-      }
+      for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[i][v], d, sums + i * size + c + v * lanes);
     }
   }
   for (; c < size; ++c) {
     for (int i = 0; i < kRows; ++i) {
-      float sum = 0;
+      float sum = add ? sums[i * size + c] : 0;
       for (std::int64_t j = 0; j < count; ++j) {
-        sum += p[i * stride + j] * static_cast<float>(reinterpret_cast<const T*>(values.row(j))[c]);
+        sum += p[i * stride + j] * static_cast<float>(value[j * values.stride + c]);
       }
-      sums[i * sums_stride + c] = sum;
+      sums[i * size + c] = sum;
     }
   }
 }

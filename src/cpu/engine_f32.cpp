@@ -69,8 +69,8 @@ void multiply_f32(const void* a, std::int64_t a_stride, const PackedOperand& b, 
            {c, c_stride, accumulate}, {size.rows, size.columns, size.depth});
 }
 
-// What a block of queries works with (its scores, a tile of K and of V, its own rows) should stay in
-// the first-level cache, or nearly.
+// What a block of queries works with (its scores, a tile of K and of V, its own rows) should stay
+// in the first-level cache, or nearly.
 inline constexpr std::int64_t kTileRows = HWY_TARGET == HWY_NEON ? 64 : 96, kTileKeys = 96;
 
 const AttentionEngine* engine() {

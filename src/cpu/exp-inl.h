@@ -80,8 +80,8 @@ HWY_INLINE V exp2_fast(D d, V x) {
 #endif
 }
 
-// exp2_fast of kCount vectors, step by step side by side where the machine finds too little to do in
-// one of them after the other (a Neoverse-V1 takes 2.5 cycles a score so, and 1.9 with four).
+// exp2_fast of kCount vectors, step by step side by side where the machine finds too little to do
+// in one of them after the other (a Neoverse-V1 takes 2.5 cycles a score so, and 1.9 with four).
 template <int kDegree, int kCount, class D, class V = hn::Vec<D>>
 HWY_INLINE void exp2_each(D d, V (&x)[kCount]) {
 #if HWY_TARGET == HWY_NEON

@@ -40,8 +40,8 @@ struct Window {
 // Where rows of A go.
 struct LeftTarget {
   void* data;
-  DType dtype;                   // f32 or bf16
-  bool round;                    // to bf16, although stored as f32
+  DType dtype;  // f32 or bf16
+  bool round;   // to bf16, although stored as f32
   std::int64_t stride;
   std::int64_t columns, rows;  // zeros from the columns and rows of the window up to these
 };

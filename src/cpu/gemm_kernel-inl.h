@@ -1,6 +1,5 @@
-// C (+)= A B for a block of depth, in f32: A by rows a constant stride apart (on Arm kLeftTogether of
-// them turned, [depth][row]), B in panels.
-// Per-target code: included once per SIMD target.
+// C (+)= A B for a block of depth, in f32: A by rows a constant stride apart (on Arm kLeftTogether
+// of them turned, [depth][row]), B in panels. Per-target code: included once per SIMD target.
 //
 // A sum runs over a block of depth in order, and blocks are added in order, whatever the number of
 // rows: a row of the result does not depend on the rows it was computed with.
@@ -88,9 +87,8 @@ HWY_NOINLINE void multiply_rows(const float* left, const T* right, std::int64_t 
     unrolled<kParts>([&](auto part) HWY_ATTR { x[part] = vld1q_f32(left + 4 * part); });
     unrolled<kVectors>([&](auto v) HWY_ATTR {
       const float32x4_t y = load_right(right + 4 * v).raw;
-      unrolled<kRows>([&](auto i) HWY_ATTR {
-        sum[i][v] = vfmaq_laneq_f32(sum[i][v], y, x[i / 4], i % 4);
-      });
+      unrolled<kRows>([&](auto i)
+                          HWY_ATTR { sum[i][v] = vfmaq_laneq_f32(sum[i][v], y, x[i / 4], i % 4); });
     });
   }
   unrolled<kRows>([&](auto i) HWY_ATTR {

@@ -132,7 +132,8 @@ inline void pack_left_rows(const Source& a, const Window& window, const LeftTarg
   }
 }
 
-// Rows as they are, or kLeftTogether of them turned, of which those that are not there are not read.
+// Rows as they are, or kLeftTogether of them turned, of which those that are not there are not
+// read.
 inline void pack_left(const Source& a, const Window& window, const LeftTarget& to) {
   if (to.dtype != DType::f32 || kLeftTogether == 1) return pack_left_rows(a, window, to);
   HWY_ALIGN float rows[kLeftTogether * kLeftStride];
