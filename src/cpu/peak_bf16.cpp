@@ -2,19 +2,19 @@
 // intrinsics, compiled for their instruction set by an attribute and run only where cpu_target()
 // says that the machine has it.
 #include <string_view>
+#include <vector>
 
+#include "cpu/attention_engine.h"
 #include "cpu/peak.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
 #endif
 
 namespace qkv::cpu {
 namespace {
 
-constexpr int kSteps = 4;  // per round, so that counting the rounds costs nothing
+[[maybe_unused]] constexpr int kSteps = 4;  // per round, so that counting the rounds costs nothing
 
 #if defined(__x86_64__)
 
@@ -76,27 +76,20 @@ __attribute__((target("avx512f,avx512bf16"))) void avx512_work(std::int64_t roun
 
 #elif defined(__aarch64__)
 
-// BFMMLA: [2, 4] x [4, 2] into four sums. Five cycles of latency, four started in each; with fewer
-// sums a Neoverse-V1 may settle on fewer starts.
-constexpr int kNeonSums = 28;
-constexpr double kNeonFlops = 2.0 * 2 * 2 * 4 * kNeonSums * kSteps;
+// BFMMLA, in the block of a product, whose operands stay in the caches (peak_f32.cpp says why).
+constexpr std::int64_t kNeonRows = 48, kNeonColumns = 320, kNeonDepth = 512;
+constexpr double kNeonFlops = 2.0 * kNeonRows * kNeonColumns * kNeonDepth;
 
-volatile float sink;
-
-__attribute__((target("arch=armv8.2-a+bf16"))) void neon_work(std::int64_t rounds) {
-  float32x4_t sums[kNeonSums];
-  for (int i = 0; i < kNeonSums; ++i) sums[i] = vdupq_n_f32(sink + static_cast<float>(i));
-  const float32x4_t ones = vdupq_n_f32(sink + 1);
-  const bfloat16x8_t a = vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(ones), ones);
+void neon_work(std::int64_t rounds) {
+  const AttentionEngine& engine = *neon_bf16_engine();
+  std::vector<bf16> left(kNeonRows * kNeonDepth, bf16(0.75f));
+  std::vector<bf16> right(kNeonColumns * kNeonDepth, bf16(0.5f));
+  std::vector<float> sums(kNeonRows * kNeonColumns);
+  const PackedOperand packed{right.data(), kNeonColumns, kNeonDepth};
   for (std::int64_t round = 0; round < rounds; ++round) {
-#pragma GCC unroll 4
-    for (int step = 0; step < kSteps; ++step) {
-#pragma GCC unroll 28
-      for (int i = 0; i < kNeonSums; ++i) sums[i] = vbfmmlaq_f32(sums[i], a, a);
-    }
+    engine.multiply(left.data(), kNeonDepth, packed, sums.data(), kNeonColumns,
+                    {kNeonRows, kNeonColumns, kNeonDepth}, false);
   }
-  for (int i = 1; i < kNeonSums; ++i) sums[0] = vaddq_f32(sums[0], sums[i]);
-  sink = vgetq_lane_f32(sums[0], 0) * 0.0f;
 }
 
 #endif
