@@ -39,6 +39,8 @@ struct Int8Block {
   bool arranged;  // row_multiple rows of A at a time, by the engine
 };
 
+inline constexpr std::int64_t kMostSingleColumns = 4096;
+
 struct Int8Engine {
   const char* name;
   std::int64_t panel;           // columns
@@ -46,6 +48,7 @@ struct Int8Engine {
   std::int64_t tile_rows;       // of one product when there are many rows
   std::int64_t tile_columns;    // and its columns
   std::int64_t stream_columns;  // of one product when A has few rows, and B comes from memory
+  std::int64_t single_columns;  // the same for one row; at most kMostSingleColumns
 
   // Rearranges row_multiple rows of A where they are; null: the engine takes rows as they are.
   void (*arrange)(std::int8_t* rows, std::int64_t stride, std::int64_t depth);

@@ -116,7 +116,9 @@ class Task {
   // A strip of columns stays in the first-level cache while the rows pass.
   void run(std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
     const Int8Engine& engine = *weight_.engine;
-    const std::int64_t strip = rows <= kFewRows ? engine.stream_columns : engine.tile_columns;
+    const std::int64_t strip = rows == 1          ? engine.single_columns
+                               : rows <= kFewRows ? engine.stream_columns
+                                                  : engine.tile_columns;
     for (std::int64_t j = column; j < column + columns; j += strip) {
       for (std::int64_t i = row; i < row + rows; i += engine.tile_rows) {
         multiply(i, std::min(engine.tile_rows, row + rows - i), j,
@@ -150,12 +152,16 @@ class Task {
     if (problem_.bias.defined()) {
       finish.bias = {static_cast<std::byte*>(problem_.bias.raw()), problem_.bias.dtype(), 0, 1};
     }
-    weight_.finish.finish(c_, kMostTile, rows, columns, finish.at(row, column));
+    for (std::int64_t j = 0; j < columns; j += kMostColumns) {
+      weight_.finish.finish(c_ + j, kMostTile, rows, std::min(kMostColumns, columns - j),
+                            finish.at(row, column + j));
+    }
   }
 
   const LinearProblem& problem_;
   const Int8Packed& weight_;
   const Left& left_;
+  static_assert(kMostSingleColumns <= kMostTile * kMostTile);
   alignas(64) float c_[kMostTile * kMostTile];
 };
 

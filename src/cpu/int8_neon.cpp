@@ -43,9 +43,9 @@ const std::int8_t* step_at(const Int8Block& p, std::int64_t panel, std::int64_t 
   return reinterpret_cast<const std::int8_t*>(p.b) + panel * p.panel_bytes + k * kPanel;
 }
 
-// Where a product of registers begins.
+// Where a product of registers begins, and how far apart its panels are.
 struct Place {
-  std::int64_t row, panel;
+  std::int64_t row, panel, apart = 1;
 };
 
 // The scales of a panel's columns for one group.
@@ -82,7 +82,7 @@ QKV_DOT void dot_registers(const Int8Block& p, const Place& at) {
       }
 #pragma GCC unroll 4
       for (int v = 0; v < kPanels; ++v) {
-        const std::int8_t* b = step_at(p, at.panel + v, k);
+        const std::int8_t* b = step_at(p, at.panel + v * at.apart, k);
 #pragma GCC unroll 4
         for (int c = 0; c < kCells; ++c) {
           const int8x16_t cell = vld1q_s8(b + 16 * c);
@@ -93,7 +93,7 @@ QKV_DOT void dot_registers(const Int8Block& p, const Place& at) {
     }
 #pragma GCC unroll 4
     for (int v = 0; v < kPanels; ++v) {
-      const float* scale = scale_at(p, at.panel + v, g);
+      const float* scale = scale_at(p, at.panel + v * at.apart, g);
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) {
         const float32x4_t row = vdupq_n_f32(p.a_scale[(at.row + i) * groups + g]);
@@ -106,7 +106,7 @@ QKV_DOT void dot_registers(const Int8Block& p, const Place& at) {
   }
   for (int i = 0; i < kRows; ++i) {
     for (int v = 0; v < kPanels; ++v) {
-      float* c = result_at(p, {at.row + i, at.panel + v});
+      float* c = result_at(p, {at.row + i, at.panel + v * at.apart});
       vst1q_f32(c, total[i][v][0]);
       vst1q_f32(c + 4, total[i][v][1]);
     }
@@ -119,10 +119,12 @@ void multiply_dot(const Int8Block& p) {
   for (; i + 2 <= p.rows; i += 2) {
     for (std::int64_t j = 0; j < panels; ++j) dot_registers<2, 1>(p, {i, j});
   }
-  for (; i < p.rows; ++i) {  // one row reads the weight as four streams
-    std::int64_t j = 0;
-    for (; j + 4 <= panels; j += 4) dot_registers<1, 4>(p, {i, j});
-    for (; j < panels; ++j) dot_registers<1, 1>(p, {i, j});
+  for (; i < p.rows; ++i) {
+    // One row reads the weight as four streams, each a quarter of the panels: a Neoverse-V1 reads
+    // 66 GB/s so, and 50 as one.
+    const std::int64_t quarter = panels / 4;
+    for (std::int64_t j = 0; j < quarter; ++j) dot_registers<1, 4>(p, {i, j, quarter});
+    for (std::int64_t j = 4 * quarter; j < panels; ++j) dot_registers<1, 1>(p, {i, j});
   }
 }
 
@@ -225,6 +227,7 @@ constexpr Int8Engine kDotEngine{.name = "neon_dot",
                                 .tile_rows = 32,
                                 .tile_columns = 64,
                                 .stream_columns = 64,
+                                .single_columns = kMostSingleColumns,
                                 .arrange = nullptr,
                                 .pack = pack,
                                 .multiply = multiply_dot,
@@ -236,6 +239,7 @@ constexpr Int8Engine kPairEngine{.name = "neon_i8mm",
                                  .tile_rows = 48,
                                  .tile_columns = 64,
                                  .stream_columns = 64,
+                                 .single_columns = kMostSingleColumns,
                                  .arrange = arrange_pair,
                                  .pack = pack,
                                  .multiply = multiply_pairs,
