@@ -18,8 +18,13 @@
 
 #include "cpu/scratch.h"
 
+#if defined(__clang__)  // the file has the flag
+#define QKV_DOT
+#define QKV_I8MM
+#else
 #define QKV_DOT __attribute__((target("arch=armv8.2-a+dotprod")))
 #define QKV_I8MM __attribute__((target("arch=armv8.2-a+dotprod+i8mm")))
+#endif
 
 namespace qkv::cpu {
 namespace {

@@ -74,6 +74,12 @@ Tensor folded_product(const Tensor& a, const Tensor& b, const std::vector<int>& 
   return from_columns(product(a, as_columns(b, axes), dtype), axes, b.shape());
 }
 
+// Whether `a` is a matrix that was transposed, so that its gradient had better lie as it does:
+// copied element by element into rows it would cost more than the product.
+bool is_turned(const Tensor& a) {
+  return a.stride(-2) == 1 && a.stride(-1) >= a.size(-2) && a.size(-1) > 1 && a.size(-2) > 1;
+}
+
 // d loss / d (a, b) from that of a b. What was broadcast is summed over, and rounded after that.
 std::vector<Tensor> matmul_backward(const Tensor& given, const Tensor& a, const Tensor& b) {
   // A product is bf16 where its second factor is: that of the forward was.
@@ -85,8 +91,10 @@ std::vector<Tensor> matmul_backward(const Tensor& given, const Tensor& a, const 
   // The sum over axes that share `a` is part of the product: [M, H N] times [H N, K]. To copy b
   // where heads do not lie beside columns costs less than a gradient of `a` for each of them.
   const std::vector<int> shared = shared_axes(a, b);
+  const bool turned = shared.empty() && dy.dtype() == b.dtype() && is_turned(a);
   const Tensor da =
-      product(as_columns(dy, shared), transpose(as_columns(b, shared), -1, -2), dtype(a));
+      turned ? transpose(product(b, transpose(dy, -1, -2), dtype(a)), -1, -2)
+             : product(as_columns(dy, shared), transpose(as_columns(b, shared), -1, -2), dtype(a));
   const Tensor db =
       folded_product(transpose(a, -1, -2), dy, axes_beside_columns(b, shared), dtype(b));
   const std::vector<std::int64_t> extents(a.shape().extents().begin(), a.shape().extents().end());
