@@ -1,6 +1,6 @@
-// The instructions that multiply bf16, one loop each. Highway 1.0.3 has none of them, so they are
-// intrinsics, compiled for their instruction set by an attribute and run only where cpu_target()
-// says that the machine has it.
+// The instructions that multiply bf16, one loop each. Highway 1.0.3 has none of them, so those of
+// x86 are intrinsics, compiled for their instruction set by an attribute; on Arm the engine
+// multiplies. A loop runs only where cpu_target() says that the machine has its instruction.
 #include <string_view>
 #include <vector>
 
@@ -14,9 +14,9 @@
 namespace qkv::cpu {
 namespace {
 
-[[maybe_unused]] constexpr int kSteps = 4;  // per round, so that counting the rounds costs nothing
-
 #if defined(__x86_64__)
+
+constexpr int kSteps = 4;  // per round, so that counting the rounds costs nothing
 
 // Six tiles of 16 rows of 64 bytes. In read-only memory: g++ 12 declares that _tile_loadconfig
 // reads 8 bytes, and leaves out stores to the rest of a local one.
