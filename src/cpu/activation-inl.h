@@ -4,7 +4,7 @@
 // Relative error below 1e-6, also far below zero, where gelu and silu are products of something
 // large and something tiny; up to 2e-5 where the result is about to underflow (e^-x of a large x
 // that is itself rounded: gelu_tanh, and targets without a fused multiply-add). At infinity the
-// limit, NaN for NaN.
+// limit, NaN for NaN. V is a vector, or several (several-inl.h).
 #if defined(QKV_CPU_ACTIVATION_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QKV_CPU_ACTIVATION_INL_H_
 #undef QKV_CPU_ACTIVATION_INL_H_
@@ -15,6 +15,7 @@
 #include <limits>
 
 #include "cpu/exp-inl.h"
+#include "cpu/several-inl.h"
 #include "hwy/highway.h"
 #include "qkv/activation.h"
 
@@ -25,65 +26,65 @@ namespace hn = hwy::HWY_NAMESPACE;
 // log2(e) as a float and what the float leaves out.
 inline constexpr float kLog2E = 1.44269504f, kLog2ERest = 1.92596299e-8f;
 
-// e^-(y + rest), y >= 0, 0 <= rest << y, exactly 0 from y = 88 on. The product with log2(e) is
-// rounded at 2^-18 for the largest y; what the rounding took is given back to first order.
+// e^(minus_rest - y), y >= 0, 0 <= -minus_rest << y, exactly 0 from y = 88 on. The product with
+// log2(e) is rounded at 2^-18 for the largest y; what the rounding took is given back to first
+// order.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V exp_minus(D d, V y, V rest) {
-  const V log2e = hn::Set(d, kLog2E);
-  const V product = hn::Mul(y, log2e);
-  V lost = hn::MulSub(y, log2e, product);  // 0 without a fused multiply-add
-  lost = hn::MulAdd(y, hn::Set(d, kLog2ERest), lost);
-  lost = hn::MulAdd(rest, log2e, lost);
-  const V e = exp2_fast(d, hn::Neg(product));
-  return hn::NegMulAdd(hn::Mul(lost, hn::Set(d, 0.693147181f)), e, e);
+HWY_INLINE V exp_minus(D d, V y, V minus_rest) {
+  const V log2e = Set(d, -kLog2E);
+  const V product = Mul(y, log2e);
+  V lost = NegMulAdd(y, log2e, product);  // 0 without a fused multiply-add
+  lost = MulAdd(y, Set(d, kLog2ERest), lost);
+  lost = MulAdd(minus_rest, log2e, lost);
+  const V e = exp2_fast(d, product);
+  return NegMulAdd(Mul(lost, Set(d, 0.693147181f)), e, e);
 }
 
 // x with a magnitude of at most `bound`, where nothing changes any more; NaN stays.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V bounded(D d, V x, float bound) {
-  return max_keeping_nan(hn::Set(d, -bound), min_keeping_nan(hn::Set(d, bound), x));
+  return max_keeping_nan(Set(d, -bound), min_keeping_nan(Set(d, bound), x));
 }
 // -inf to the lowest finite number: a function that vanishes there multiplies x by 0.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V finite_below(D d, V x) {
-  return max_keeping_nan(hn::Set(d, std::numeric_limits<float>::lowest()), x);
+  return max_keeping_nan(Set(d, std::numeric_limits<float>::lowest()), x);
 }
 
-// Of a normal variable: `tail`, the probability of more than |x|, and e^(-x^2 / 2).
+inline constexpr Polynomial<9> kNormalTail =
+    polynomial({0.026532333344221115f, -0.15681113302707672f, 0.304559588432312f,
+                -0.21566574275493622f, 0.20877580344676971f, 0.029840558767318726f,
+                0.10456696152687073f, 0.09839670360088348f, 0.09980490058660507f});
+
+// Of a normal variable: `tail`, the probability of more than |x|, and e^(-x^2 / 2); |x| itself,
+// where it still matters.
 template <class V>
 struct NormalTail {
-  V tail, density;
+  V tail, density, magnitude;
 };
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE NormalTail<V> normal_tail(D d, V x) {
-  const V a = hn::Abs(bounded(d, x, 20.0f));
-  const V half = hn::Mul(a, hn::Set(d, 0.5f));
-  const V square = hn::Mul(a, half);
-  const V e = exp_minus(d, square, hn::MulSub(a, half, square));
+  const V a = min_keeping_nan(Set(d, 20.0f), Abs(x));
+  const V half = Mul(a, Set(d, 0.5f));
+  const V square = Mul(a, half);
+  const V e = exp_minus(d, square, NegMulAdd(a, half, square));
   // tail / e = u R(u) with u = 4 / (a + 4): relative error 5e-8 up to a = 13.3, where e is 0.
-  const V u = hn::Div(hn::Set(d, 4.0f), hn::Add(a, hn::Set(d, 4.0f)));
-  V p = hn::MulAdd(hn::Set(d, 0.026532333344221115f), u, hn::Set(d, -0.15681113302707672f));
-  p = hn::MulAdd(p, u, hn::Set(d, 0.304559588432312f));
-  p = hn::MulAdd(p, u, hn::Set(d, -0.21566574275493622f));
-  p = hn::MulAdd(p, u, hn::Set(d, 0.20877580344676971f));
-  p = hn::MulAdd(p, u, hn::Set(d, 0.029840558767318726f));
-  p = hn::MulAdd(p, u, hn::Set(d, 0.10456696152687073f));
-  p = hn::MulAdd(p, u, hn::Set(d, 0.09839670360088348f));
-  p = hn::MulAdd(p, u, hn::Set(d, 0.09980490058660507f));
-  return {hn::Mul(hn::Mul(p, u), e), e};
+  const V u = Div(Set(d, 4.0f), Add(a, Set(d, 4.0f)));
+  const V p = evaluate(d, kNormalTail, u);
+  return {Mul(Mul(p, u), e), e, a};
 }
 
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V erf(D d, V x) {
-  const V u = hn::Mul(x, x);
-  V small = hn::MulAdd(hn::Set(d, -0.0006090367096476257f), u, hn::Set(d, 0.005011964123696089f));
-  small = hn::MulAdd(small, u, hn::Set(d, -0.02677891030907631f));
-  small = hn::MulAdd(small, u, hn::Set(d, 0.11282140761613846f));
-  small = hn::MulAdd(small, u, hn::Set(d, -0.3761252462863922f));
-  small = hn::MulAdd(small, u, hn::Set(d, 1.1283791065216064f));
-  const V tail = normal_tail(d, hn::Mul(x, hn::Set(d, 1.41421356f))).tail;
-  const V large = hn::CopySign(hn::NegMulAdd(hn::Set(d, 2.0f), tail, hn::Set(d, 1.0f)), x);
-  return hn::IfThenElse(hn::Lt(hn::Abs(x), hn::Set(d, 0.9f)), hn::Mul(small, x), large);
+  const V u = Mul(x, x);
+  V small = MulAdd(Set(d, -0.0006090367096476257f), u, Set(d, 0.005011964123696089f));
+  small = MulAdd(small, u, Set(d, -0.02677891030907631f));
+  small = MulAdd(small, u, Set(d, 0.11282140761613846f));
+  small = MulAdd(small, u, Set(d, -0.3761252462863922f));
+  small = MulAdd(small, u, Set(d, 1.1283791065216064f));
+  const V tail = normal_tail(d, Mul(x, Set(d, 1.41421356f))).tail;
+  const V large = CopySign(NegMulAdd(Set(d, 2.0f), tail, Set(d, 1.0f)), x);
+  return IfThenElse(Lt(Abs(x), Set(d, 0.9f)), Mul(small, x), large);
 }
 
 // sigmoid(x) and 1 - sigmoid(x), neither by cancellation.
@@ -93,11 +94,11 @@ struct Sigmoid {
 };
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE Sigmoid<V> sigmoid(D d, V x) {
-  const V one = hn::Set(d, 1.0f);
-  const V e = exp_minus(d, hn::Abs(bounded(d, x, 200.0f)), hn::Zero(d));
-  const V near = hn::Div(one, hn::Add(one, e)), far = hn::Mul(near, e);
-  const auto negative = hn::Lt(x, hn::Zero(d));
-  return {hn::IfThenElse(negative, far, near), hn::IfThenElse(negative, near, far)};
+  const V one = Set(d, 1.0f);
+  const V e = exp_minus(d, Abs(bounded(d, x, 200.0f)), Zero(d));
+  const V near = Div(one, Add(one, e)), far = Mul(near, e);
+  const auto negative = Lt(x, Zero(d));
+  return {IfThenElse(negative, far, near), IfThenElse(negative, near, far)};
 }
 
 inline constexpr float kGeluTanhSlope = 1.59576912f;  // 2 sqrt(2 / pi)
@@ -106,22 +107,21 @@ inline constexpr float kGeluTanhCube = 0.044715f;
 // gelu_tanh(x) = x sigmoid(2 u), with tanh(u) = 2 sigmoid(2 u) - 1.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE Sigmoid<V> gelu_tanh_sigmoid(D d, V x) {  // |x| bounded: the cube must not overflow
-  const V factor = hn::MulAdd(hn::Mul(x, x), hn::Set(d, kGeluTanhCube), hn::Set(d, 1.0f));
-  return sigmoid(d, hn::Mul(hn::Mul(x, hn::Set(d, kGeluTanhSlope)), factor));
+  const V factor = MulAdd(Mul(x, x), Set(d, kGeluTanhCube), Set(d, 1.0f));
+  return sigmoid(d, Mul(Mul(x, Set(d, kGeluTanhSlope)), factor));
 }
 
 template <Activation kFunction, class D, class V = hn::Vec<D>>
 HWY_INLINE V apply(D d, V x) {
   if constexpr (kFunction == Activation::relu) {
-    return max_keeping_nan(hn::Zero(d), x);
+    return max_keeping_nan(Zero(d), x);
   } else if constexpr (kFunction == Activation::gelu) {
-    const V tail = normal_tail(d, x).tail;
-    const V below = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), tail, hn::Sub(hn::Set(d, 1.0f), tail));
-    return hn::Mul(finite_below(d, x), below);
+    const NormalTail<V> normal = normal_tail(d, x);
+    return NegMulAdd(normal.magnitude, normal.tail, max_keeping_nan(Zero(d), x));
   } else if constexpr (kFunction == Activation::gelu_tanh) {
-    return hn::Mul(finite_below(d, x), gelu_tanh_sigmoid(d, bounded(d, x, 20.0f)).value);
+    return Mul(finite_below(d, x), gelu_tanh_sigmoid(d, bounded(d, x, 20.0f)).value);
   } else if constexpr (kFunction == Activation::silu) {
-    return hn::Mul(finite_below(d, x), sigmoid(d, x).value);
+    return Mul(finite_below(d, x), sigmoid(d, x).value);
   } else if constexpr (kFunction == Activation::tanh) {
     return tanh_fast(d, x);
   } else {
@@ -129,29 +129,47 @@ HWY_INLINE V apply(D d, V x) {
   }
 }
 
+// apply<kFunction> of several vectors, in place.
+template <Activation kFunction, int kCount, class D, class V = hn::Vec<D>>
+HWY_INLINE void apply_each(D d, V (&x)[kCount]) {
+  constexpr bool kIsLong = kFunction == Activation::gelu || kFunction == Activation::gelu_tanh ||
+                           kFunction == Activation::silu;
+  if constexpr (kIsLong && kCount > 1) {
+    Several<kCount> all;
+    HWY_UNROLL(4)
+    for (int i = 0; i < kCount; ++i) all.of[i] = x[i];
+    all = apply<kFunction>(SeveralTag<kCount>(), all);
+    HWY_UNROLL(4)
+    for (int i = 0; i < kCount; ++i) x[i] = all.of[i];
+  } else {
+    HWY_UNROLL(4)
+    for (int i = 0; i < kCount; ++i) x[i] = apply<kFunction>(d, x[i]);
+  }
+}
+
 // The derivative of apply<kFunction> at x; relu has 0 at 0.
 template <Activation kFunction, class D, class V = hn::Vec<D>>
 HWY_INLINE V apply_derivative(D d, V x) {
-  const V one = hn::Set(d, 1.0f), zero = hn::Zero(d);
+  const V one = Set(d, 1.0f), zero = Zero(d);
   if constexpr (kFunction == Activation::relu) {
-    return hn::IfThenElse(hn::Le(x, zero), zero, hn::IfThenElse(hn::Eq(x, x), one, x));
+    return IfThenElse(Le(x, zero), zero, IfThenElse(Eq(x, x), one, x));
   } else if constexpr (kFunction == Activation::gelu) {
     const NormalTail<V> normal = normal_tail(d, x);
-    const V below = hn::IfThenElse(hn::Lt(x, zero), normal.tail, hn::Sub(one, normal.tail));
-    const V slope = hn::Mul(bounded(d, x, 20.0f), hn::Set(d, 0.39894228f));  // x / sqrt(2 pi)
-    return hn::MulAdd(slope, normal.density, below);
+    const V below = IfThenElse(Lt(x, zero), normal.tail, Sub(one, normal.tail));
+    const V slope = Mul(bounded(d, x, 20.0f), Set(d, 0.39894228f));  // x / sqrt(2 pi)
+    return MulAdd(slope, normal.density, below);
   } else if constexpr (kFunction == Activation::gelu_tanh) {
     const V t = bounded(d, x, 20.0f);
     const Sigmoid<V> s = gelu_tanh_sigmoid(d, t);
-    const V inner = hn::MulAdd(hn::Mul(t, t), hn::Set(d, 3 * kGeluTanhCube * kGeluTanhSlope),
-                               hn::Set(d, kGeluTanhSlope));
-    return hn::MulAdd(hn::Mul(hn::Mul(t, inner), s.complement), s.value, s.value);
+    const V inner =
+        MulAdd(Mul(t, t), Set(d, 3 * kGeluTanhCube * kGeluTanhSlope), Set(d, kGeluTanhSlope));
+    return MulAdd(Mul(Mul(t, inner), s.complement), s.value, s.value);
   } else if constexpr (kFunction == Activation::silu) {
     const Sigmoid<V> s = sigmoid(d, x);
-    return hn::MulAdd(hn::Mul(bounded(d, x, 200.0f), s.complement), s.value, s.value);
+    return MulAdd(Mul(bounded(d, x, 200.0f), s.complement), s.value, s.value);
   } else if constexpr (kFunction == Activation::tanh) {
-    const Sigmoid<V> s = sigmoid(d, hn::Add(x, x));  // 1 - tanh^2(x) = 4 s (1 - s)
-    return hn::Mul(hn::Mul(hn::Set(d, 4.0f), s.value), s.complement);
+    const Sigmoid<V> s = sigmoid(d, Add(x, x));  // 1 - tanh^2(x) = 4 s (1 - s)
+    return Mul(Mul(Set(d, 4.0f), s.value), s.complement);
   } else {
     return one;
   }

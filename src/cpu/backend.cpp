@@ -12,16 +12,12 @@
 namespace qkv {
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // one cache line, one AVX-512 register
-
 class CpuBackend final : public Backend {
  public:
   MemoryUse memory_use() override { return cpu::memory_use(); }
   void reset_peak_memory() override { cpu::reset_peak_memory(); }
   std::shared_ptr<Storage> allocate(std::size_t bytes) override {
-    const std::size_t rounded =
-        (std::max<std::size_t>(bytes, 1) + kAlignment - 1) & ~(kAlignment - 1);
-    void* data = rounded < bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
+    void* data = cpu::allocate(bytes);
     check(data != nullptr, "out of memory: {} bytes on cpu", bytes);
     return std::make_shared<Storage>(
         data, bytes, kCpu, [](void* p, void*) { std::free(p); }, nullptr);

@@ -16,14 +16,7 @@ using Left = DecodeEngine::Left;
 using Right = DecodeEngine::Right;
 
 constexpr std::int64_t kKeysAtOnce = 8;
-constexpr std::int64_t kKeysAhead = 16;    // of scores: two blocks, a trip to DRAM
 constexpr std::int64_t kKeysInCache = 64;  // of values: rows walked column by column
-
-// May point past the end of the keys: a prefetch never faults.
-QKV_INLINE void prefetch(const bf16* x, std::int64_t offset) {
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(x) +
-                                                   static_cast<std::uintptr_t>(2 * offset)));
-}
 
 // Up to eight rows, copied to where all eight and a multiple of 8 columns are, zeros for the rest.
 struct Padded {
@@ -46,10 +39,6 @@ template <class Step>
 QKV_INLINE void walk_keys(const bf16* first, const Right& keys, Step step) {
   for (std::int64_t k = 0; k < keys.columns; k += 8) {
     step(k, [&](int j) { return load(first + j * keys.stride + k); });
-    // A line holds four steps: in each of them fetch it for two of the keys ahead.
-    const std::int64_t j = kKeysAhead + k / 4 % 8;
-    prefetch(first, j * keys.stride + k);
-    prefetch(first, (j + 1) * keys.stride + k);
   }
 }
 
@@ -127,11 +116,8 @@ void scores(const Left& q, const Right& keys, float* c, std::int64_t c_stride) {
 template <int kStep, class Step>
 QKV_INLINE void walk_values(const Right& x, std::int64_t column, Step step) {
   const bf16* row = x.data + column;
-  const bool fetch = column % 32 == 0;  // once per line
   for (std::int64_t k = 0; k < x.rows; k += kStep, row += kStep * x.stride) {
     step(k, [&](int r, int v) { return load(row + r * x.stride + 8 * v); });
-    if (!fetch) continue;
-    for (int r = 0; r < kStep; ++r) prefetch(row, (kKeysInCache + r) * x.stride);
   }
 }
 

@@ -80,6 +80,7 @@ class Left {
 
 // How the columns and rows of a product become tasks.
 struct Plan {
+  bool streams;                // the panels read side by side lie far apart
   std::int64_t columns;        // at once: sums of these are kept
   std::int64_t steps;          // of so many columns, one after the other, make a task
   std::int64_t rows;           // of a task
@@ -87,7 +88,7 @@ struct Plan {
 };
 
 Plan make_plan(const Product& p, std::int64_t rows) {
-  constexpr std::int64_t kFewRows = 16, kNarrow = 96, kLow = 48;
+  constexpr std::int64_t kFewRows = 16, kNarrow = 96, kLow = 48, kMostStreamed = 2048;
   const std::int64_t threads = num_threads();
   const double work = static_cast<double>(rows) * static_cast<double>(p.n) *
                       static_cast<double>(std::max<std::int64_t>(p.k, 16));
@@ -95,8 +96,11 @@ Plan make_plan(const Product& p, std::int64_t rows) {
       threads == 1 ? 1 : std::min<std::int64_t>(4 * threads, 1 + std::llround(work / kTaskWork));
   Plan plan{};
   if (rows <= kFewRows && p.packed != nullptr) {  // B streams by, panel after panel
-    plan.columns = p.engine.stream_columns;
-    plan.steps = divide_up(divide_up(p.n, plan.columns), wanted);
+    const std::int64_t least = p.engine.stream_columns;
+    const std::int64_t task = round_up(divide_up(p.n, wanted), least);
+    plan.streams = rows <= p.engine.stream_rows;
+    plan.steps = divide_up(task, plan.streams ? kMostStreamed : least);
+    plan.columns = round_up(divide_up(task, plan.steps), least);
     plan.rows = rows;
   } else {
     std::int64_t along = divide_up(rows, p.engine.most_rows);
@@ -137,21 +141,61 @@ class Worker {
   // Rows [row, row + rows) of A, which are rows y_row .. of y.
   void run(std::int64_t row, std::int64_t rows, std::int64_t y_row, std::int64_t column,
            std::int64_t columns) {
-    const Finish finish = Finish{p_.bias, p_.activation, p_.y}.at(y_row, column);
+    const Finish finish = finish_at(y_row, column);
     if (p_.k == 0) {
       std::fill_n(c_, rows * c_stride_, 0.0f);
       return finish_all(rows, columns, finish);
     }
-    const Stretch& depth = left_.depth();
-    for (std::int64_t k = depth.begin; k < depth.end; k += engine_.depth_block) {
-      const TileExtents size{rows, columns, std::min(engine_.depth_block, p_.k - k)};
-      const bool last = k + size.depth == p_.k;
-      engine_.multiply(engine_, {left_.at(row, k), right(k, size.depth, column, columns), c_,
-                                 c_stride_, size, k > 0, last ? &finish : nullptr});
+    multiply_depth(row, column, c_, {rows, columns, 0}, 1, &finish);
+  }
+
+  // The same for the few rows of A that a product begins with. The panels of one step lie as far
+  // apart as can be, each a stream that goes on with the next step: memory answers long streams
+  // faster than short ones, and several faster than one.
+  void run_streams(std::int64_t rows, std::int64_t y_row, std::int64_t column,
+                   std::int64_t columns) {
+    const std::int64_t panel = engine_.panel, step = engine_.stream_columns;
+    const std::int64_t apart = p_.k == 0 ? 0 : columns / step;  // panels, and steps
+    for (std::int64_t i = 0; i < apart; ++i) {
+      multiply_depth(0, column + i * panel, c_ + i * step, {rows, step, 0}, apart, nullptr);
     }
+    const std::int64_t at_once = kMostColumns / panel;
+    alignas(64) float tile[kMostStreamRows * kMostColumns];
+    for (std::int64_t stream = 0; stream < step / panel; ++stream) {
+      const Finish finish = finish_at(y_row, column + stream * apart * panel);
+      for (std::int64_t i = 0; i < apart; i += at_once) {
+        const std::int64_t count = std::min(at_once, apart - i);
+        for (std::int64_t r = 0; r < rows; ++r) {
+          for (std::int64_t j = 0; j < count; ++j) {
+            std::copy_n(c_ + r * c_stride_ + (i + j) * step + stream * panel, panel,
+                        tile + r * kMostColumns + j * panel);
+          }
+        }
+        engine_.finish(tile, kMostColumns, rows, count * panel, finish.at(0, i * panel));
+      }
+    }
+    const std::int64_t done = apart * step;
+    if (done < columns) run(0, rows, y_row, column + done, columns - done);
   }
 
  private:
+  Finish finish_at(std::int64_t row, std::int64_t column) const {
+    return Finish{p_.bias, p_.activation, p_.y}.at(row, column);
+  }
+
+  // Sums over the depth for a block of columns, whose panels are `apart` panels from each other.
+  void multiply_depth(std::int64_t row, std::int64_t column, float* c, TileExtents size,
+                      std::int64_t apart, const Finish* finish) {
+    const Stretch& depth = left_.depth();
+    for (std::int64_t k = depth.begin; k < depth.end; k += engine_.depth_block) {
+      size.depth = std::min(engine_.depth_block, p_.k - k);
+      RightBlock b = right(k, size.depth, column, size.columns);
+      b.panel_stride *= apart;
+      engine_.multiply(engine_, {left_.at(row, k), b, c, c_stride_, size, k > 0,
+                                 k + size.depth == p_.k ? finish : nullptr});
+    }
+  }
+
   RightBlock right(std::int64_t k, std::int64_t depth, std::int64_t column, std::int64_t columns) {
     const std::int64_t padded = round_up(depth, engine_.depth_multiple) * engine_.panel;
     if (p_.packed == nullptr) {
@@ -213,8 +257,10 @@ Pieces make_pieces(const Product& p) {
   const auto rows_of = [&](std::int64_t limit) {
     return round_up(divide_up(p.m, divide_up(p.m, limit)), 96);
   };
-  if (p.m <= 16 || most >= std::min(p.m, kFewRows)) {
-    return {rows_of(std::max(most, kFewRows)), blocks * p.engine.depth_block};
+  // Every piece of rows packs B anew where it is not packed: few rows are not worth that.
+  const std::int64_t fewest = p.packed == nullptr ? kManyRows : kFewRows;
+  if (p.m <= 16 || most >= std::min(p.m, fewest)) {
+    return {rows_of(std::max(most, fewest)), blocks * p.engine.depth_block};
   }
   // Rows too long to be packed whole. Sums of all columns wait for the next stretch.
   const std::int64_t rows = rows_of(p.n * kManyRows <= kSums ? kManyRows : kFewRows);
@@ -237,8 +283,12 @@ void multiply_rows(const Product& p, std::int64_t first, std::int64_t rows, std:
       const std::int64_t column = task % plan.across * plan.columns * plan.steps;
       const std::int64_t end = std::min(p.n, column + plan.columns * plan.steps);
       for (std::int64_t j = column; j < end; j += plan.columns) {
-        worker.run(row, std::min(plan.rows, rows - row), first + row, j,
-                   std::min(plan.columns, end - j));
+        const std::int64_t columns = std::min(plan.columns, end - j);
+        if (plan.streams) {
+          worker.run_streams(rows, first, j, columns);
+        } else {
+          worker.run(row, std::min(plan.rows, rows - row), first + row, j, columns);
+        }
       }
     });
   }

@@ -25,6 +25,7 @@ GemmEngine engine_f32() {
           .most_rows = 384,
           .most_columns = 320,
           .stream_columns = kMostStreams * kPanel,
+          .stream_rows = kLongStreamRows,
           .narrow_rows = kNarrowRows,
           .pack_left = pack_left,
           .pack_right = pack_right,
@@ -67,7 +68,7 @@ GemmEngine gemm_engine(DType dtype) {
   } else {  // BFMMLA rearranges A on the way: once for many columns
     engine.native_rows = 48;
     engine.native_columns = engine.most_columns;
-    engine.stream_columns = 32;  // four panels, each a stream that goes on from block to block
+    engine.stream_columns = 32;  // four panels
   }
   return engine;
 }

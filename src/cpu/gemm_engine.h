@@ -97,6 +97,7 @@ struct GemmEngine {
   std::int64_t most_rows;       // of a task, and its columns: what it reads again and again of A
   std::int64_t most_columns;    // and C stays in the second-level cache
   std::int64_t stream_columns;  // at once when A has few rows, and B comes from memory
+  std::int64_t stream_rows;     // up to these, the panels of stream_columns lie far apart
   std::int64_t narrow_rows;     // up to these, B may be 16 bits wide where operand is f32
 
   void (*pack_left)(const Source& a, const Window& window, const LeftTarget& to);
@@ -115,8 +116,8 @@ struct GemmEngine {
 // The engine for a right operand of `dtype` on the CPU target in use.
 GemmEngine gemm_engine(DType dtype);
 
-// Most columns that `finish` takes at once.
-inline constexpr std::int64_t kMostColumns = 64;
+// Most columns that `finish` takes at once, and most stream_rows of an engine.
+inline constexpr std::int64_t kMostColumns = 64, kMostStreamRows = 2;
 
 // Packing and multiplying by an AttentionEngine for bf16.
 void pack_right_native(const GemmEngine& engine, const Source& b, const Window& window,

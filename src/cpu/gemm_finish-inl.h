@@ -20,6 +20,8 @@ namespace qkv::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr int kMostLanes = 16;  // of f32, on any target
+// Vectors finished side by side: a gelu is one long chain.
+inline constexpr int kFinishTogether = HWY_TARGET == HWY_NEON ? 4 : 1;
 
 // One vector, rounded to the element type.
 template <class V>
@@ -58,13 +60,30 @@ struct FinishRows {
     for (std::int64_t r = 0; r < rows; ++r) {
       const float* row = c + r * c_stride;
       T* to = reinterpret_cast<T*>(y.data) + r * y.stride;
-      const auto value = [&](std::int64_t j) HWY_ATTR {
-        return apply<kFunction>(d, hn::Add(hn::LoadU(d, row + j), hn::Load(d, bias + j)));
+      // kCount vectors from column j on, to `at`.
+      const auto put = [&]<int kCount>(std::int64_t j, T* at) HWY_ATTR {
+        hn::Vec<decltype(d)> x[kCount];
+        HWY_UNROLL(4)
+        for (int i = 0; i < kCount; ++i) {
+          const std::int64_t column = j + i * lanes;
+          x[i] = hn::Add(hn::LoadU(d, row + column), hn::Load(d, bias + column));
+        }
+        apply_each<kFunction>(d, x);
+        HWY_UNROLL(4)
+        for (int i = 0; i < kCount; ++i) store_as(x[i], at + i * lanes);
       };
-      for (std::int64_t j = 0; j < whole; j += lanes) store_as(value(j), to + j);
+      std::int64_t j = 0;
+      for (; kFinishTogether > 1 && j + kFinishTogether * lanes <= whole;
+           j += kFinishTogether * lanes) {
+        put.template operator()<kFinishTogether>(j, to + j);
+      }
+      for (; kFinishTogether > 3 && j + 3 * lanes <= whole; j += 3 * lanes) {  // a panel of Arm's
+        put.template operator()<3>(j, to + j);
+      }
+      for (; j < whole; j += lanes) put.template operator()<1>(j, to + j);
       if (whole < columns) {
         T last[kMostLanes];
-        store_as(value(whole), last);
+        put.template operator()<1>(whole, last);
         std::copy_n(last, columns - whole, to + whole);
       }
     }

@@ -28,15 +28,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 // A panel of B of this depth is half of a first-level cache (AVX-512: 32 of 48 KiB).
 inline constexpr int kDepthBlock = 256;
 // The stride of A. A constant, so that rows are displacements of one pointer; odd in cache lines,
-// so that rows do not share sets.
-inline constexpr int kLeftStride = kDepthBlock + 16;
+// so that rows do not share sets. Rows that are turned lie together, and all of A is one stream.
+inline constexpr int kLeftStride = kDepthBlock + (HWY_TARGET == HWY_NEON ? 0 : 16);
 
 // Sums of kMostRows x kVectors, a row of B and one of A fit the register file, and cover the
 // latency of a multiply-add.
 #if HWY_TARGET == HWY_AVX3
 inline constexpr int kMostRows = 12, kVectors = 2, kLanes = 16;  // 24 + 2 + 1 of 32
 #elif HWY_TARGET == HWY_NEON
-inline constexpr int kMostRows = 8, kVectors = 3, kLanes = 4;  // 24 + 2 + 1 of 32
+inline constexpr int kMostRows = 4, kVectors = 4, kLanes = 4;  // 16 + 4 + 1 of 32
 #elif HWY_TARGET == HWY_AVX2
 inline constexpr int kMostRows = 6, kVectors = 2, kLanes = 8;  // 12 + 2 + 1 of 16
 #elif HWY_TARGET == HWY_SCALAR
@@ -74,6 +74,8 @@ HWY_INLINE hn::Vec<hn::ScalableTag<float>> load_right(const T* from) {
 // across the pages at which the hardware stops. Not on Arm: a Neoverse-V1 that is asked reads 29
 // GB/s, left alone 50, and 66 when four streams are read at once.
 inline constexpr int kStreamRows = HWY_TARGET == HWY_NEON ? 0 : 8, kAhead = 4096;
+// There these are streams through parts of B far apart, so that they are long.
+inline constexpr int kLongStreamRows = HWY_TARGET == HWY_NEON ? 2 : 0;
 
 #if HWY_TARGET == HWY_NEON
 

@@ -1,5 +1,7 @@
 #include "cpu/memory.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -9,9 +11,16 @@
 #ifdef __unix__
 #include <unistd.h>
 #endif
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 namespace qkv::cpu {
 namespace {
+
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kLargePage = std::size_t{2} << 20;
+constexpr std::size_t kLarge = 2 * kLargePage;  // so much holds at least one large page, whole
 
 std::size_t physical_memory() {
 #ifdef __unix__
@@ -21,7 +30,25 @@ std::size_t physical_memory() {
   return 0;
 }
 
+// Asks for large pages where whole ones lie within. A system that refuses gives small ones.
+void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t begin = (address + kLargePage - 1) / kLargePage * kLargePage;
+  const std::uintptr_t end = (address + bytes) / kLargePage * kLargePage;
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 }  // namespace
+
+void* allocate(std::size_t bytes) {
+  const std::size_t rounded =
+      (std::max<std::size_t>(bytes, 1) + kAlignment - 1) & ~(kAlignment - 1);
+  void* data = rounded < bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
+  if (data != nullptr && rounded >= kLarge) prefer_large_pages(data, rounded);
+  return data;
+}
 
 MemoryUse memory_use() {
   MemoryUse use;

@@ -6,11 +6,12 @@
 #include <vector>
 
 #include "core/check.h"
+#include "cpu/memory.h"
 
 namespace qkv::cpu {
 namespace {
 
-constexpr std::size_t kAlignment = 64, kSmallest = 256;
+constexpr std::size_t kSmallest = 256;
 constexpr int kClasses = 17;                          // powers of two, 256 bytes to 16 MiB
 constexpr std::size_t kKeep = std::size_t{16} << 20;  // bytes a thread keeps
 
@@ -52,14 +53,9 @@ thread_local Cache cache;
 
 void* take_scratch(std::size_t bytes) {
   const int size_class = class_of(bytes);
-  void* block = nullptr;
-  if (size_class < kClasses) {
-    block = cache.take(size_class);
-    if (block == nullptr) block = std::aligned_alloc(kAlignment, kSmallest << size_class);
-  } else {
-    const std::size_t rounded = (bytes + kAlignment - 1) & ~(kAlignment - 1);
-    block = rounded < bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
-  }
+  const bool is_kept = size_class < kClasses;
+  void* block = is_kept ? cache.take(size_class) : nullptr;
+  if (block == nullptr) block = allocate(is_kept ? kSmallest << size_class : bytes);
   check(block != nullptr, "out of memory: {} bytes of working memory on cpu", bytes);
   return block;
 }

@@ -314,16 +314,16 @@ class SoftmaxRows {
       dropout_row(job_.problem, job_.sequence, job_.head, rows_[r], tile.first_key, tile.columns,
                   keep_.get());
     }
-    constexpr int kTogether = HWY_TARGET == HWY_NEON ? 4 : kNarrow ? 2 : 1;
+    constexpr int kTogether = HWY_TARGET == HWY_NEON ? (kStatistics ? 4 : 8) : kNarrow ? 2 : 1;
     for (std::int64_t j = 0; j < columns; j += kTogether * lanes) {
       V t[kTogether], weights[kTogether];
-      HWY_UNROLL(4)
+      HWY_UNROLL(8)
       for (int i = 0; i < kTogether; ++i) {
         t[i] = hn::Mul(hn::Sub(hn::LoadU(d, row + j + i * lanes), shift), scale);
         weights[i] = t[i];
       }
       exp2_each<kNarrow ? 4 : 5>(d, weights);
-      HWY_UNROLL(4)
+      HWY_UNROLL(8)
       for (int i = 0; i < kTogether; ++i) {
         const std::int64_t column = j + i * lanes;
         V& p = weights[i];
@@ -348,7 +348,7 @@ class SoftmaxRows {
         if constexpr (!kNarrow) hn::StoreU(p, d, row + column);
       }
       if constexpr (kNarrow) {
-        HWY_UNROLL(2)
+        HWY_UNROLL(4)
         for (int i = 0; i < kTogether; i += 2) {
           store_narrow(weights[i], weights[i + 1], tile.narrow + r * tile.stride + j + i * lanes);
         }
