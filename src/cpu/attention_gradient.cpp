@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numbers>
 #include <numeric>
 #include <vector>
@@ -112,24 +113,28 @@ class RowBlock {
         keep_(in.problem.dropout > 0 ? kGradientKeys : 0),
         rows_(static_cast<std::size_t>(kGradientRows)) {}
 
-  void load(std::int64_t head, std::int64_t first_row, std::int64_t count) {
-    const AttentionSequence& s = problem_.sequences[sequence_];
+  // Chooses the rows, and tells the keys outside of which they see none; then they are loaded.
+  KeyInterval choose(std::int64_t head, std::int64_t first_row, std::int64_t count) {
     head_ = head;
     count_ = count;
     std::iota(rows_.begin(), rows_.end(), first_row);
     mask_.set_rows(head, rows_.data(), count);
     scorer_.set_block(head, rows_.data());
-    const std::int64_t row = s.q_start + first_row;
-    const Rows q = rows_of(problem_.q, s.q_batch, head, row);
-    const Rows dout = rows_of(in_.tensors.dout, s.q_batch, head, row);
-    q_.load(q, count, problem_.head_size);
-    dout_.load(dout, count, problem_.value_size);
-    clean_q_.load(q, count, problem_.head_size);
-    clean_q_.clean(count);
-    clean_dout_.load(dout, count, problem_.value_size);
-    clean_dout_.clean(count);
-    lse_base_ = lse_index(problem_, in_.tensors, sequence_, head);
-    std::fill_n(dq_.data.get(), count * dq_.stride, 0.0f);
+    return mask_.reach();
+  }
+  void load() {
+    const AttentionSequence& s = problem_.sequences[sequence_];
+    const std::int64_t row = s.q_start + rows_[0];
+    const Rows q = rows_of(problem_.q, s.q_batch, head_, row);
+    const Rows dout = rows_of(in_.tensors.dout, s.q_batch, head_, row);
+    q_.load(q, count_, problem_.head_size);
+    dout_.load(dout, count_, problem_.value_size);
+    clean_q_.load(q, count_, problem_.head_size);
+    clean_q_.clean(count_);
+    clean_dout_.load(dout, count_, problem_.value_size);
+    clean_dout_.clean(count_);
+    lse_base_ = lse_index(problem_, in_.tensors, sequence_, head_);
+    std::fill_n(dq_.data.get(), count_ * dq_.stride, 0.0f);
   }
 
   // Recomputes the weights of the tile and from them ds; false when the mask hides all of it.
@@ -247,15 +252,69 @@ void RowBlock::apply_softcap_slope(std::int64_t columns) {
   }
 }
 
+// The tiles of a chunk: each is made when rows first reach it, and gone when no later row can, so
+// that behind a window few are there at a time.
+class ChunkTiles {
+ public:
+  ChunkTiles(const GradientInputs& in, const GradientChunk& chunk)
+      : in_(in),
+        problem_(in.problem),
+        chunk_(chunk),
+        tiles_(static_cast<std::size_t>((chunk.keys + kGradientKeys - 1) / kGradientKeys)) {}
+
+  // Which of the tiles hold keys of `reach`.
+  KeyInterval within(const KeyInterval& reach) const {
+    const auto count = static_cast<std::int64_t>(tiles_.size());
+    const std::int64_t begin = std::max<std::int64_t>(reach.begin - chunk_.first_key, 0);
+    const std::int64_t end = std::max<std::int64_t>(reach.end - chunk_.first_key, 0);
+    return {std::min(begin / kGradientKeys, count),
+            std::min((end + kGradientKeys - 1) / kGradientKeys, count)};
+  }
+  KeyTile& operator[](std::int64_t i) {
+    std::unique_ptr<KeyTile>& tile = tiles_[static_cast<std::size_t>(i)];
+    if (tile == nullptr) {
+      const std::int64_t first = i * kGradientKeys;
+      tile = std::make_unique<KeyTile>(problem_, chunk_.sequence, chunk_.key_head,
+                                       chunk_.first_key + first,
+                                       std::min(kGradientKeys, chunk_.keys - first));
+      tile->begin_sums(problem_);
+    }
+    return *tile;
+  }
+  // The tiles before `end` have all their rows: their gradients are stored.
+  void finish(std::int64_t end) {
+    for (; finished_ < end; ++finished_) {
+      store((*this)[finished_]);
+      tiles_[static_cast<std::size_t>(finished_)].reset();
+    }
+  }
+  void finish() { finish(static_cast<std::int64_t>(tiles_.size())); }
+
+ private:
+  void store(const KeyTile& tile) const {
+    const AttentionSequence& s = problem_.sequences[chunk_.sequence];
+    const std::int64_t row = s.k_start + tile.first;
+    const Rows dk = rows_of(in_.tensors.dk, s.k_batch, chunk_.key_head, row);
+    const Rows dv = rows_of(in_.tensors.dv, s.k_batch, chunk_.key_head, row);
+    for (std::int64_t j = 0; j < tile.keys; ++j) {
+      float* dk_row = tile.dk.data.get() + j * tile.dk.stride;
+      for (std::int64_t i = 0; i < problem_.head_size; ++i) dk_row[i] *= problem_.scale;
+      store_row(dk_row, problem_.head_size, dk, j);
+      store_row(tile.dv.data.get() + j * tile.dv.stride, problem_.value_size, dv, j);
+    }
+  }
+
+  const GradientInputs& in_;
+  const AttentionProblem& problem_;
+  const GradientChunk& chunk_;
+  std::vector<std::unique_ptr<KeyTile>> tiles_;
+  std::int64_t finished_ = 0;
+};
+
 void run_gradient_chunk_target(const GradientInputs& in, const GradientChunk& chunk) {
   const AttentionProblem& problem = in.problem;
   const AttentionSequence& s = problem.sequences[chunk.sequence];
-  std::vector<KeyTile> tiles;
-  for (std::int64_t first = 0; first < chunk.keys; first += kGradientKeys) {
-    tiles.emplace_back(problem, chunk.sequence, chunk.key_head, chunk.first_key + first,
-                       std::min(kGradientKeys, chunk.keys - first));
-    tiles.back().begin_sums(problem);
-  }
+  ChunkTiles tiles(in, chunk);
   BlockMask mask(problem, chunk.sequence);
   DiagonalBias diagonal(problem, chunk.sequence, kGradientKeys);
   RowBlock block(in, chunk.sequence, mask, diagonal);
@@ -264,9 +323,21 @@ void run_gradient_chunk_target(const GradientInputs& in, const GradientChunk& ch
     diagonal.set_head(head);
     double* by_diagonal =
         chunk.diagonals != nullptr ? chunk.diagonals + g * diagonal.diagonals() : nullptr;
+    // Without global positions and masks of pairs, what rows see begins later from row to row.
+    const bool passes = g + 1 == problem.group() && !mask.needs_bytes();
     for (std::int64_t first = 0; first < s.q_rows; first += kGradientRows) {
-      block.load(head, first, std::min(kGradientRows, s.q_rows - first));
-      for (KeyTile& tile : tiles) {
+      const std::int64_t count = std::min(kGradientRows, s.q_rows - first);
+      const KeyInterval reach = block.choose(head, first, count);
+      const KeyInterval seen = tiles.within(reach);
+      float* dq = chunk.dq + (g * s.q_rows + first) * problem.head_size;
+      if (passes && reach.begin < reach.end) tiles.finish(seen.begin);
+      if (reach.begin >= reach.end || seen.begin >= seen.end) {
+        std::fill_n(dq, count * problem.head_size, 0.0f);
+        continue;
+      }
+      block.load();
+      for (std::int64_t i = seen.begin; i < seen.end; ++i) {
+        KeyTile& tile = tiles[i];
         if (!block.differentiate(tile)) continue;
         for (std::int64_t r = 0; r < block.count() && by_diagonal != nullptr; ++r) {
           double* to = by_diagonal + diagonal.index(block.row(r), tile.first);
@@ -275,30 +346,21 @@ void run_gradient_chunk_target(const GradientInputs& in, const GradientChunk& ch
         block.apply_softcap_slope(tile.keys);
         block.add_products(tile);
       }
-      for (std::int64_t r = 0; r < block.count(); ++r) {
+      for (std::int64_t r = 0; r < count; ++r) {
         std::copy_n(block.dq().data.get() + r * block.dq().stride, problem.head_size,
-                    chunk.dq + (g * s.q_rows + first + r) * problem.head_size);
+                    dq + r * problem.head_size);
       }
     }
   }
-  for (const KeyTile& tile : tiles) {
-    const std::int64_t row = s.k_start + tile.first;
-    const Rows dk = rows_of(in.tensors.dk, s.k_batch, chunk.key_head, row);
-    const Rows dv = rows_of(in.tensors.dv, s.k_batch, chunk.key_head, row);
-    for (std::int64_t j = 0; j < tile.keys; ++j) {
-      float* dk_row = tile.dk.data.get() + j * tile.dk.stride;
-      for (std::int64_t i = 0; i < problem.head_size; ++i) dk_row[i] *= problem.scale;
-      store_row(dk_row, problem.head_size, dk, j);
-      store_row(tile.dv.data.get() + j * tile.dv.stride, problem.value_size, dv, j);
-    }
-  }
+  tiles.finish();
 }
 
 void add_bias_gradient_target(const GradientInputs& in, const BiasTile& tile, BlockMask& mask) {
   const AttentionProblem& problem = in.problem;
   DiagonalBias none(problem, tile.sequence, kGradientKeys);
   RowBlock block(in, tile.sequence, mask, none);
-  block.load(tile.head, tile.first_row, tile.rows);
+  block.choose(tile.head, tile.first_row, tile.rows);
+  block.load();
   const KeyTile keys(problem, tile.sequence, tile.head / problem.group(), tile.first_key,
                      tile.keys);
   if (!block.differentiate(keys)) return;
