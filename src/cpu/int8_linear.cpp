@@ -94,11 +94,12 @@ Plan make_plan(const Int8Packed& weight, std::int64_t rows) {
       static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(weight.size.depth);
   const std::int64_t wanted =
       threads == 1 ? 1 : std::min<std::int64_t>(4 * threads, 1 + std::llround(work / kTaskWork));
+  const std::int64_t least = rows <= kFewRows ? engine.stream_columns : engine.tile_columns;
   std::int64_t along = divide_up(rows, kMostRows), across = 1;
-  while (along * across < wanted && n > across * 2 * engine.tile_columns) ++across;
+  while (along * across < wanted && n > across * 2 * least) ++across;
   while (along * across < wanted && rows > along * 2 * engine.tile_rows) ++along;
   return {round_up(divide_up(rows, along), engine.tile_rows),
-          round_up(divide_up(n, across), engine.tile_columns)};
+          round_up(divide_up(n, across), least)};
 }
 
 class Task {

@@ -41,30 +41,30 @@ HWY_INLINE Several<kCount> Zero(SeveralTag<kCount> d) {
   return Set(d, 0.0f);
 }
 
-#define QKV_SEVERAL_OF_ONE(name, function)                       \
-  template <int kCount>                                          \
-  HWY_INLINE Several<kCount> name(const Several<kCount>& a) {    \
-    Several<kCount> y;                                           \
-    HWY_UNROLL(4)                                                \
+#define QKV_SEVERAL_OF_ONE(name, function)                        \
+  template <int kCount>                                           \
+  HWY_INLINE Several<kCount> name(const Several<kCount>& a) {     \
+    Several<kCount> y;                                            \
+    HWY_UNROLL(4)                                                 \
     for (int i = 0; i < kCount; ++i) y.of[i] = function(a.of[i]); \
-    return y;                                                    \
+    return y;                                                     \
   }
-#define QKV_SEVERAL_OF_TWO(name, function, Result)                              \
-  template <int kCount>                                                         \
+#define QKV_SEVERAL_OF_TWO(name, function, Result)                                     \
+  template <int kCount>                                                                \
   HWY_INLINE Result<kCount> name(const Several<kCount>& a, const Several<kCount>& b) { \
-    Result<kCount> y;                                                           \
-    HWY_UNROLL(4)                                                               \
-    for (int i = 0; i < kCount; ++i) y.of[i] = function(a.of[i], b.of[i]);      \
-    return y;                                                                   \
+    Result<kCount> y;                                                                  \
+    HWY_UNROLL(4)                                                                      \
+    for (int i = 0; i < kCount; ++i) y.of[i] = function(a.of[i], b.of[i]);             \
+    return y;                                                                          \
   }
-#define QKV_SEVERAL_OF_THREE(name, function, First)                                     \
-  template <int kCount>                                                                 \
-  HWY_INLINE Several<kCount> name(const First<kCount>& a, const Several<kCount>& b,     \
-                                  const Several<kCount>& c) {                           \
-    Several<kCount> y;                                                                  \
-    HWY_UNROLL(4)                                                                       \
-    for (int i = 0; i < kCount; ++i) y.of[i] = function(a.of[i], b.of[i], c.of[i]);     \
-    return y;                                                                           \
+#define QKV_SEVERAL_OF_THREE(name, function, First)                                 \
+  template <int kCount>                                                             \
+  HWY_INLINE Several<kCount> name(const First<kCount>& a, const Several<kCount>& b, \
+                                  const Several<kCount>& c) {                       \
+    Several<kCount> y;                                                              \
+    HWY_UNROLL(4)                                                                   \
+    for (int i = 0; i < kCount; ++i) y.of[i] = function(a.of[i], b.of[i], c.of[i]); \
+    return y;                                                                       \
   }
 
 QKV_SEVERAL_OF_ONE(Abs, hn::Abs)
