@@ -21,7 +21,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   set_source_files_properties(src/cpu/bf16_neon.cpp src/cpu/bf16_neon_decode.cpp PROPERTIES
     COMPILE_OPTIONS -march=armv8.2-a+bf16)
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")  # before 16 it knows no attribute for single functions
-    set_source_files_properties(src/cpu/int8_neon.cpp PROPERTIES
+    set_source_files_properties(src/cpu/int8_neon.cpp src/cpu/int8_neon_decode.cpp PROPERTIES
       COMPILE_OPTIONS -march=armv8.2-a+dotprod+i8mm)
   endif()
 endif()

@@ -85,14 +85,21 @@ class Decode {
                         problem_.head_size <= DecodeEngine::kMostDepth &&
                         problem_.value_size <= DecodeEngine::kMostDepth;
     const DecodeEngine* engine = native ? neon_bf16_decode() : nullptr;
+    const auto fits = [](std::int64_t size) {
+      return size <= Int8Decode::kMostDepth && size % Int8Decode::kDepthMultiple == 0;
+    };
+    const bool whole = problem_.k.dtype() == DType::i8 && fits(problem_.head_size) &&
+                       fits(problem_.value_size) && &int8_engine() != &portable_int8_engine();
+    const int digits = problem_.q.dtype() == DType::f32 ? 3 : 2;
+    const Int8Decode* bytes = whole ? neon_int8_decode(digits) : nullptr;
     const auto sequences = static_cast<std::int64_t>(problem_.sequences.size());
     parallel_for(sequences * problem_.key_heads * chunks_, [&](std::int64_t at) {
       const std::int64_t chunk = at % chunks_, pair = at / chunks_;
       const std::int64_t sequence = pair / problem_.key_heads, row = at * kMostRows;
       const AttentionSequence& s = problem_.sequences[sequence];
       if (chunk >= chunks_of(s) || s.q_rows == 0) return;
-      run_decode_chunk({problem_, engine, collect_, sequence, pair % problem_.key_heads, chunk,
-                        values_.get() + row * problem_.value_size, parts_.data() + row,
+      run_decode_chunk({problem_, engine, bytes, collect_, sequence, pair % problem_.key_heads,
+                        chunk, values_.get() + row * problem_.value_size, parts_.data() + row,
                         weights_.get() == nullptr ? nullptr : weights_.get() + row * kChunkKeys});
     });
     if (results_.statistics.received.defined()) {

@@ -96,6 +96,11 @@ class DecodeChunk {
       return;
     }
     const Scratch<float> q = load_queries<float>();
+    if (job_.bytes != nullptr && all_finite(q.get(), rows_ * q_stride_)) {
+      job_.bytes->scores({q.get(), q_stride_, rows_}, bytes_of(keys, size), scores_.get(),
+                         kChunkKeys);
+      return scale_columns(problem_.k_scale, false);
+    }
     const auto score = [&]<class T>() {
       with_rows(rows_, [&](auto rows) {
         score_keys<decltype(rows)::value, T>(q.get(), q_stride_, keys, keys_, size, scores_.get(),
@@ -107,15 +112,25 @@ class DecodeChunk {
     scale_columns(problem_.k_scale, false);
   }
 
+  Int8Decode::Right bytes_of(const Rows& rows, std::int64_t size) const {
+    return {reinterpret_cast<const std::int8_t*>(rows.data), rows.stride, keys_, size};
+  }
+
   // Columns of the scores, or of the weights, by the scales of i8 keys or values. A weight of 0
   // stays 0: the scale of a hidden value may be NaN. A hidden score is not looked at.
   void scale_columns(const Tensor& scale, bool keep_zero) {
-    const float* factor = scale.data<float>() + sequence_.k_batch * scale.stride(0) +
-                          job_.key_head * scale.stride(1) + first_ * scale.stride(2);
-    for (std::int64_t j = 0; j < keys_; ++j) {
-      for (std::int64_t r = 0; r < rows_; ++r) {
-        float& x = scores_[r * kChunkKeys + j];
-        if (!keep_zero || x != 0) x *= factor[j * scale.stride(2)];
+    const float* from = scale.data<float>() + sequence_.k_batch * scale.stride(0) +
+                        job_.key_head * scale.stride(1) + first_ * scale.stride(2);
+    alignas(64) float factor[kChunkKeys] = {};
+    for (std::int64_t j = 0; j < keys_; ++j) factor[j] = from[j * scale.stride(2)];
+    const D d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      float* row = scores_.get() + r * kChunkKeys;
+      for (std::int64_t j = 0; j < columns_; j += lanes) {
+        const V x = hn::LoadU(d, row + j), product = hn::Mul(x, hn::Load(d, factor + j));
+        const auto keeps = hn::Eq(x, hn::Zero(d));
+        hn::StoreU(keep_zero ? hn::IfThenElse(keeps, x, product) : product, d, row + j);
       }
     }
   }
@@ -235,9 +250,23 @@ class DecodeChunk {
     return true;
   }
 
+  bool weights_finite() const {
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      if (!all_finite(scores_.get() + r * kChunkKeys, columns_)) return false;
+    }
+    return true;
+  }
+
   // False where a value is not finite, and the sums mean nothing.
   template <class T>
   bool multiply_values(const Rows& values) {
+    if constexpr (std::is_same_v<T, std::int8_t>) {
+      if (job_.bytes != nullptr && weights_finite()) {
+        job_.bytes->values({scores_.get(), kChunkKeys, rows_},
+                           bytes_of(values, problem_.value_size), job_.values, problem_.value_size);
+        return true;
+      }
+    }
     if (job_.engine != nullptr) {
       const bool whole = finite<T>(values, keys_);
       if (whole) sum_narrow(values);

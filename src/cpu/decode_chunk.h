@@ -7,6 +7,7 @@
 #include "cpu/attention_block.h"
 #include "cpu/attention_plan.h"
 #include "cpu/decode_engine.h"
+#include "cpu/int8_decode.h"
 
 namespace qkv::cpu {
 
@@ -26,6 +27,7 @@ struct RowPart {
 struct DecodeJob {
   const AttentionProblem& problem;
   const DecodeEngine* engine;  // for bf16, or null
+  const Int8Decode* bytes;     // for int8, or null
   bool collect;                // statistics
   std::int64_t sequence, key_head, chunk;
   float* values;   // [rows][Dv]: sums of p v
