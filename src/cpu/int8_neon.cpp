@@ -4,27 +4,15 @@
 //   packed[panel][eight of depth][8 columns][8]
 //
 // of which two columns are a cell, 16 bytes: what SMMLA takes, and SDOT as well, whose sums then
-// are halves that stand side by side. Functions carry their target as an attribute, not the file as
-// a flag, so that machines without these instructions run the rest of the program.
+// are halves that stand side by side.
 #include "cpu/int8_engine.h"
 
 #if defined(__aarch64__)
-#include <arm_neon.h>
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
-
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/arm_int8.h"
 #include "cpu/scratch.h"
-
-#if defined(__clang__)  // the file has the flag
-#define QKV_DOT
-#define QKV_I8MM
-#else
-#define QKV_DOT __attribute__((target("arch=armv8.2-a+dotprod")))
-#define QKV_I8MM __attribute__((target("arch=armv8.2-a+dotprod+i8mm")))
-#endif
 
 namespace qkv::cpu {
 namespace {

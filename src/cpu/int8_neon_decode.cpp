@@ -3,20 +3,10 @@
 #include "cpu/int8_decode.h"
 
 #if defined(__aarch64__)
-#include <arm_neon.h>
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
-
 #include <algorithm>
 #include <cmath>
 
-#if defined(__clang__)  // the file has the flag
-#define QKV_DOT
-#define QKV_I8MM
-#else
-#define QKV_DOT __attribute__((target("arch=armv8.2-a+dotprod")))
-#define QKV_I8MM __attribute__((target("arch=armv8.2-a+dotprod+i8mm")))
-#endif
+#include "cpu/arm_int8.h"
 
 namespace qkv::cpu {
 namespace {

@@ -69,7 +69,6 @@ HWY_INLINE Several<kCount> Zero(SeveralTag<kCount> d) {
 
 QKV_SEVERAL_OF_ONE(Abs, hn::Abs)
 QKV_SEVERAL_OF_TWO(Add, hn::Add, Several)
-QKV_SEVERAL_OF_TWO(Sub, hn::Sub, Several)
 QKV_SEVERAL_OF_TWO(Mul, hn::Mul, Several)
 QKV_SEVERAL_OF_TWO(Div, hn::Div, Several)
 QKV_SEVERAL_OF_TWO(Lt, hn::Lt, SeveralMasks)
