@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cpu/large_blocks.h"
 #include "qkv/tensor.h"
 
 namespace qkv {
@@ -37,6 +38,57 @@ TEST(Memory, TellsWhatTheDeviceHasInAll) {
   if (use.total == 0) GTEST_SKIP() << "the system does not tell the memory of the machine";
   EXPECT_GT(use.total, use.now);
   EXPECT_GE(use.total, use.peak);
+}
+
+constexpr std::size_t kBlock = 8 * kMegabyte;
+
+TEST(LargeBlocks, GivesBackWhatWasKept) {
+  cpu::LargeBlocks blocks(4 * kBlock);
+  void* first = blocks.take(kBlock);
+  void* second = blocks.take(kBlock);
+  ASSERT_NE(first, nullptr);
+  EXPECT_NE(first, second);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first) % 64, 0u);
+  blocks.give_back(first);
+  EXPECT_EQ(blocks.kept_bytes(), kBlock);
+  EXPECT_EQ(blocks.take(kBlock - 100), first);  // a little smaller fits
+  EXPECT_EQ(blocks.kept_bytes(), 0u);
+  blocks.give_back(first);
+  blocks.give_back(second);
+  EXPECT_EQ(blocks.kept_bytes(), 2 * kBlock);
+  void* small = blocks.take(kBlock / 2);  // would leave half of a block idle
+  EXPECT_NE(small, first);
+  EXPECT_NE(small, second);
+  blocks.give_back(small);
+  blocks.trim();
+  EXPECT_EQ(blocks.kept_bytes(), 0u);
+}
+
+TEST(LargeBlocks, NeverHoldMoreThanWasUsedAtOnce) {
+  cpu::LargeBlocks blocks(100 * kBlock);
+  void* first = blocks.take(2 * kBlock);
+  blocks.give_back(first);
+  void* second = blocks.take(kBlock);  // beside what is kept it would be more: that goes
+  EXPECT_EQ(blocks.kept_bytes(), 0u);
+  void* third = blocks.take(kBlock);
+  blocks.give_back(second);
+  EXPECT_EQ(blocks.kept_bytes(), kBlock);
+  blocks.give_back(third);
+  EXPECT_EQ(blocks.kept_bytes(), 2 * kBlock);
+}
+
+TEST(LargeBlocks, KeepNoMoreThanTheyMay) {
+  cpu::LargeBlocks blocks(kBlock);
+  void* first = blocks.take(kBlock);
+  void* second = blocks.take(kBlock);
+  blocks.give_back(first);
+  blocks.give_back(second);
+  EXPECT_EQ(blocks.kept_bytes(), kBlock);
+  EXPECT_EQ(blocks.take(kBlock), second);  // the oldest went
+  blocks.give_back(second);
+  EXPECT_EQ(blocks.take(SIZE_MAX), nullptr);
+  EXPECT_EQ(blocks.take(std::size_t{1} << 60), nullptr);  // more than there is
+  EXPECT_EQ(blocks.kept_bytes(), 0u);                     // all was offered for it
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "core/threads.h"
@@ -92,28 +93,21 @@ class Backward {
     }
   }
 
-  // The chunks of a sequence: the same number for each of its key heads.
+  // The chunks of a sequence: the same for each of its key heads.
   void plan() {
-    const auto pairs = static_cast<std::int64_t>(problem_.sequences.size()) * problem_.key_heads;
-    const bool diagonal = tensors_.dslopes.defined() || tensors_.dtable.defined();
     std::int64_t dq_size = 0, diagonal_size = 0;
-    for (const AttentionSequence& s : problem_.sequences) {
-      const std::int64_t tiles = blocks(s.k_visible, kGradientKeys);
-      const std::int64_t count =
-          tiles == 0 ? 0
-                     : std::clamp<std::int64_t>(blocks(kTasks, std::max<std::int64_t>(pairs, 1)), 1,
-                                                tiles);
-      const std::int64_t step = count == 0 ? 1 : blocks(tiles, count);
-      parts_.push_back(count == 0 ? 0 : blocks(tiles, step));
-      steps_.push_back(step * kGradientKeys);
-      dq_at_.push_back(dq_size);
-      diagonal_at_.push_back(diagonal_size);
-      dq_size += parts_.back() * problem_.heads * s.q_rows * problem_.head_size;
-      diagonal_size +=
-          parts_.back() * problem_.heads * std::max<std::int64_t>(s.q_rows + s.k_rows - 1, 0);
+    for (std::size_t b = 0; b < problem_.sequences.size(); ++b) {
+      const AttentionSequence& s = problem_.sequences[b];
+      parts_.push_back(parts_of(static_cast<std::int64_t>(b)));
+      for (Part& part : parts_.back()) {
+        part.dq_at = dq_size;
+        part.diagonals_at = diagonal_size;
+        dq_size += problem_.heads * part.rows * problem_.head_size;
+        diagonal_size += problem_.heads * diagonals_of(s);
+      }
     }
     dq_ = Scratch<float>(std::max<std::int64_t>(dq_size, 1));
-    if (diagonal) {
+    if (tensors_.dslopes.defined() || tensors_.dtable.defined()) {
       diagonals_ = Scratch<double>(std::max<std::int64_t>(diagonal_size, 1));
       std::fill_n(diagonals_.get(), diagonal_size, 0.0);
     }
@@ -121,46 +115,83 @@ class Backward {
       add_chunks(static_cast<std::int64_t>(b));
   }
 
-  void add_chunks(std::int64_t b) {
+  // A run of keys, and the rows that may see one of them.
+  struct Part {
+    std::int64_t first_key = 0, keys = 0;
+    std::int64_t first_row = 0, rows = 0;
+    std::int64_t dq_at = 0, diagonals_at = 0;  // where its sums begin, of all heads
+  };
+
+  std::vector<Part> parts_of(std::int64_t b) const {
     const AttentionSequence& s = problem_.sequences[b];
+    const auto pairs = static_cast<std::int64_t>(problem_.sequences.size()) * problem_.key_heads;
+    const std::int64_t tiles = blocks(s.k_visible, kGradientKeys);
+    if (tiles == 0) return {};
+    const std::int64_t wanted = blocks(kTasks, std::max<std::int64_t>(pairs, 1));
+    const std::int64_t step = blocks(tiles, std::clamp<std::int64_t>(wanted, 1, tiles));
+    std::vector<Part> parts(static_cast<std::size_t>(blocks(tiles, step)));
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      parts[i].first_key = static_cast<std::int64_t>(i) * step * kGradientKeys;
+      parts[i].keys = std::min(step * kGradientKeys, s.k_visible - parts[i].first_key);
+    }
+    find_rows(b, parts);
+    return parts;
+  }
+
+  // What heads see alike is asked of the first one: outside of what a block of rows reaches, no
+  // head sees anything.
+  void find_rows(std::int64_t b, std::vector<Part>& parts) const {
+    BlockMask mask(problem_, b);
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(kGradientRows));
+    for (std::int64_t first = 0; first < problem_.sequences[b].q_rows; first += kGradientRows) {
+      const std::int64_t count = std::min(kGradientRows, problem_.sequences[b].q_rows - first);
+      std::iota(rows.begin(), rows.end(), first);
+      mask.set_rows(0, rows.data(), count);
+      const KeyInterval reach = mask.reach();
+      for (Part& part : parts) {
+        if (reach.end <= part.first_key || reach.begin >= part.first_key + part.keys) continue;
+        if (part.rows == 0) part.first_row = first;
+        part.rows = first + count - part.first_row;
+      }
+    }
+  }
+
+  void add_chunks(std::int64_t b) {
     for (std::int64_t key_head = 0; key_head < problem_.key_heads; ++key_head) {
-      for (std::int64_t part = 0; part < parts_[b]; ++part) {
-        const std::int64_t first = part * steps_[b];
+      for (const Part& part : parts_[b]) {
         const std::int64_t head = key_head * problem_.group();
         GradientChunk chunk{b,
                             key_head,
-                            first,
-                            std::min(steps_[b], s.k_visible - first),
-                            dq_part(b, head, part),
+                            part.first_key,
+                            part.keys,
+                            part.first_row,
+                            part.rows,
+                            dq_part(part, head),
                             nullptr};
-        if (diagonals_.get() != nullptr) chunk.diagonals = diagonal_part(b, head, part);
+        if (diagonals_.get() != nullptr) chunk.diagonals = diagonal_part(b, part, head);
         chunks_.push_back(chunk);
       }
     }
   }
 
-  // Parts are outermost, so that a chunk's heads lie together.
-  float* dq_part(std::int64_t b, std::int64_t head, std::int64_t part) const {
-    const std::int64_t per_head = problem_.sequences[b].q_rows * problem_.head_size;
-    return dq_.get() + dq_at_[b] + (part * problem_.heads + head) * per_head;
+  float* dq_part(const Part& part, std::int64_t head) const {
+    return dq_.get() + part.dq_at + head * part.rows * problem_.head_size;
   }
-  double* diagonal_part(std::int64_t b, std::int64_t head, std::int64_t part) const {
-    const AttentionSequence& s = problem_.sequences[b];
-    return diagonals_.get() + diagonal_at_[b] +
-           (part * problem_.heads + head) * (s.q_rows + s.k_rows - 1);
+  static std::int64_t diagonals_of(const AttentionSequence& s) {
+    return std::max<std::int64_t>(s.q_rows + s.k_rows - 1, 0);
+  }
+  double* diagonal_part(std::int64_t b, const Part& part, std::int64_t head) const {
+    return diagonals_.get() + part.diagonals_at + head * diagonals_of(problem_.sequences[b]);
   }
 
   void store_queries(std::int64_t b, std::int64_t head) const {
     const AttentionSequence& s = problem_.sequences[b];
-    const Rows to = rows_of(tensors_.dq, s.q_batch, head, s.q_start);
-    const std::int64_t size = problem_.head_size;
-    if (parts_[b] == 0) {
-      const Scratch<float> zeros(s.q_rows * size);
-      std::fill_n(zeros.get(), s.q_rows * size, 0.0f);
-      return store_gradient(zeros.get(), 1, 0, s.q_rows, size, 1, to);
+    std::vector<GradientPart> parts;
+    for (const Part& part : parts_[b]) {
+      parts.push_back({dq_part(part, head), part.first_row, part.rows});
     }
-    store_gradient(dq_part(b, head, 0), parts_[b], problem_.heads * s.q_rows * size, s.q_rows, size,
-                   problem_.scale, to);
+    store_gradient(parts, {s.q_rows, problem_.head_size, problem_.scale},
+                   rows_of(tensors_.dq, s.q_batch, head, s.q_start));
   }
 
   // Keys beyond a sequence's length belong to no chunk.
@@ -168,13 +199,11 @@ class Backward {
     for (const AttentionSequence& s : problem_.sequences) {
       const std::int64_t hidden = s.k_rows - s.k_visible;
       if (hidden == 0) continue;
-      const Scratch<float> zeros(hidden * std::max(problem_.head_size, problem_.value_size));
-      std::fill_n(zeros.get(), hidden * std::max(problem_.head_size, problem_.value_size), 0.0f);
       for (std::int64_t key_head = 0; key_head < problem_.key_heads; ++key_head) {
         const std::int64_t row = s.k_start + s.k_visible;
-        store_gradient(zeros.get(), 1, 0, hidden, problem_.head_size, 1,
+        store_gradient({}, {hidden, problem_.head_size, 1},
                        rows_of(tensors_.dk, s.k_batch, key_head, row));
-        store_gradient(zeros.get(), 1, 0, hidden, problem_.value_size, 1,
+        store_gradient({}, {hidden, problem_.value_size, 1},
                        rows_of(tensors_.dv, s.k_batch, key_head, row));
       }
     }
@@ -252,9 +281,9 @@ class Backward {
       const auto sequence = static_cast<std::int64_t>(b);
       const DiagonalBias diagonal(problem_, sequence, 0);
       if (!diagonal.defined()) continue;
-      for (std::int64_t part = 0; part < parts_[b]; ++part) {
+      for (const Part& part : parts_[b]) {
         for (std::int64_t head = 0; head < problem_.heads; ++head) {
-          const double* sums = diagonal_part(sequence, head, part);
+          const double* sums = diagonal_part(sequence, part, head);
           for (std::int64_t t = 0; t < diagonal.diagonals(); ++t) {
             if (tensors_.dtable.defined()) {
               table[diagonal.bucket(t) * problem_.heads + head] += sums[t];
@@ -302,7 +331,7 @@ class Backward {
   const AttentionBackward& tensors_;
   Scratch<float> products_, shifts_, factors_;
   GradientInputs in_;
-  std::vector<std::int64_t> parts_, steps_, dq_at_, diagonal_at_;  // per sequence
+  std::vector<std::vector<Part>> parts_;  // of each sequence
   std::vector<GradientChunk> chunks_;
   Scratch<float> dq_;
   Scratch<double> diagonals_;

@@ -313,7 +313,6 @@ class ChunkTiles {
 
 void run_gradient_chunk_target(const GradientInputs& in, const GradientChunk& chunk) {
   const AttentionProblem& problem = in.problem;
-  const AttentionSequence& s = problem.sequences[chunk.sequence];
   ChunkTiles tiles(in, chunk);
   BlockMask mask(problem, chunk.sequence);
   DiagonalBias diagonal(problem, chunk.sequence, kGradientKeys);
@@ -325,11 +324,11 @@ void run_gradient_chunk_target(const GradientInputs& in, const GradientChunk& ch
         chunk.diagonals != nullptr ? chunk.diagonals + g * diagonal.diagonals() : nullptr;
     // Without global positions and masks of pairs, what rows see begins later from row to row.
     const bool passes = g + 1 == problem.group() && !mask.needs_bytes();
-    for (std::int64_t first = 0; first < s.q_rows; first += kGradientRows) {
-      const std::int64_t count = std::min(kGradientRows, s.q_rows - first);
-      const KeyInterval reach = block.choose(head, first, count);
+    for (std::int64_t row = 0; row < chunk.rows; row += kGradientRows) {
+      const std::int64_t count = std::min(kGradientRows, chunk.rows - row);
+      const KeyInterval reach = block.choose(head, chunk.first_row + row, count);
       const KeyInterval seen = tiles.within(reach);
-      float* dq = chunk.dq + (g * s.q_rows + first) * problem.head_size;
+      float* dq = chunk.dq + (g * chunk.rows + row) * problem.head_size;
       if (passes && reach.begin < reach.end) tiles.finish(seen.begin);
       if (reach.begin >= reach.end || seen.begin >= seen.end) {
         std::fill_n(dq, count * problem.head_size, 0.0f);
@@ -399,16 +398,18 @@ void row_products_target(const AttentionProblem& problem, const AttentionBackwar
   }
 }
 
-void store_gradient_target(const float* parts, std::int64_t count, std::int64_t part_stride,
-                           std::int64_t rows, std::int64_t columns, float scale, const Rows& to) {
+void store_gradient_target(std::span<const GradientPart> parts, const StoredGradient& gradient,
+                           const Rows& to) {
+  const std::int64_t columns = gradient.columns;
   const Scratch<float> sum(columns);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    std::copy_n(parts + r * columns, columns, sum.get());
-    for (std::int64_t part = 1; part < count; ++part) {
-      const float* from = parts + part * part_stride + r * columns;
+  for (std::int64_t r = 0; r < gradient.rows; ++r) {
+    std::fill_n(sum.get(), columns, 0.0f);
+    for (const GradientPart& part : parts) {
+      if (r < part.first_row || r >= part.first_row + part.rows) continue;
+      const float* from = part.data + (r - part.first_row) * columns;
       for (std::int64_t i = 0; i < columns; ++i) sum[i] += from[i];
     }
-    for (std::int64_t i = 0; i < columns; ++i) sum[i] *= scale;
+    for (std::int64_t i = 0; i < columns; ++i) sum[i] *= gradient.scale;
     store_row(sum.get(), columns, to, r);
   }
 }
@@ -434,10 +435,9 @@ void row_products(const AttentionProblem& problem, const AttentionBackward& tens
                   std::int64_t sequence, std::int64_t head, float* products) {
   HWY_DYNAMIC_DISPATCH(row_products_target)(problem, tensors, sequence, head, products);
 }
-void store_gradient(const float* parts, std::int64_t count, std::int64_t part_stride,
-                    std::int64_t rows, std::int64_t columns, float scale, const Rows& to) {
-  HWY_DYNAMIC_DISPATCH(store_gradient_target)
-  (parts, count, part_stride, rows, columns, scale, to);
+void store_gradient(std::span<const GradientPart> parts, const StoredGradient& gradient,
+                    const Rows& to) {
+  HWY_DYNAMIC_DISPATCH(store_gradient_target)(parts, gradient, to);
 }
 
 }  // namespace qkv::cpu

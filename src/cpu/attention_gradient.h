@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "core/attention_problem.h"
 #include "cpu/attention_mask.h"
@@ -24,12 +25,13 @@ struct GradientInputs {
 };
 
 // A run of key tiles of one (sequence, key head): the unit of work. It owns the gradients of its
-// keys; those of the queries are partial sums, one part per chunk.
+// keys; those of the queries are partial sums, one part per chunk, of the rows that may see it.
 struct GradientChunk {
   std::int64_t sequence, key_head;
   std::int64_t first_key, keys;
-  float* dq;          // [group, q_rows, D]: this chunk's part
-  double* diagonals;  // [group, diagonals]: sums of ds along diagonals, or null
+  std::int64_t first_row, rows;  // the first is a multiple of kGradientRows
+  float* dq;                     // [group, rows, D]: this chunk's part
+  double* diagonals;             // [group, diagonals]: sums of ds along diagonals, or null
 };
 void run_gradient_chunk(const GradientInputs& in, const GradientChunk& chunk);
 
@@ -47,9 +49,18 @@ void add_bias_gradient(const GradientInputs& in, const BiasTile& tile, BlockMask
 // r_i of all rows of (sequence, head).
 void row_products(const AttentionProblem& problem, const AttentionBackward& tensors,
                   std::int64_t sequence, std::int64_t head, float* products);
-// Rows of a gradient = scale * sum of `parts` arrays of [rows, columns], `part_stride` apart.
-void store_gradient(const float* parts, std::int64_t count, std::int64_t part_stride,
-                    std::int64_t rows, std::int64_t columns, float scale, const Rows& to);
+// Some rows of a gradient, [rows, columns] one after the other.
+struct GradientPart {
+  const float* data;
+  std::int64_t first_row, rows;
+};
+// Rows of a gradient = scale * sum of the parts that have them.
+struct StoredGradient {
+  std::int64_t rows, columns;
+  float scale;
+};
+void store_gradient(std::span<const GradientPart> parts, const StoredGradient& gradient,
+                    const Rows& to);
 
 // Index of row 0 of (sequence, head) in tensors shaped like lse.
 inline std::int64_t lse_index(const AttentionProblem& problem, const AttentionBackward& tensors,

@@ -1,7 +1,7 @@
 #include "cpu/backend.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <cstdint>
 
 #include "core/check.h"
 #include "core/dispatch.h"
@@ -19,8 +19,11 @@ class CpuBackend final : public Backend {
   std::shared_ptr<Storage> allocate(std::size_t bytes) override {
     void* data = cpu::allocate(bytes);
     check(data != nullptr, "out of memory: {} bytes on cpu", bytes);
-    return std::make_shared<Storage>(
-        data, bytes, kCpu, [](void* p, void*) { std::free(p); }, nullptr);
+    const auto release = [](void* p, void* size) {
+      cpu::release(p, reinterpret_cast<std::uintptr_t>(size));
+    };
+    return std::make_shared<Storage>(data, bytes, kCpu, release,
+                                     reinterpret_cast<void*>(std::uintptr_t{bytes}));
   }
 
   void fill(Tensor& x, double value) override {

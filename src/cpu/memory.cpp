@@ -1,7 +1,6 @@
 #include "cpu/memory.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -11,16 +10,14 @@
 #ifdef __unix__
 #include <unistd.h>
 #endif
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
+
+#include "cpu/large_blocks.h"
 
 namespace qkv::cpu {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
-constexpr std::size_t kLargePage = std::size_t{2} << 20;
-constexpr std::size_t kLarge = 2 * kLargePage;  // so much holds at least one large page, whole
+// Smaller ones are the business of malloc, which keeps them by itself.
+constexpr std::size_t kLarge = std::size_t{4} << 20;
 
 std::size_t physical_memory() {
 #ifdef __unix__
@@ -30,24 +27,33 @@ std::size_t physical_memory() {
   return 0;
 }
 
-// Asks for large pages where whole ones lie within. A system that refuses gives small ones.
-void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
-#ifdef MADV_HUGEPAGE
-  const auto address = reinterpret_cast<std::uintptr_t>(data);
-  const std::uintptr_t begin = (address + kLargePage - 1) / kLargePage * kLargePage;
-  const std::uintptr_t end = (address + bytes) / kLargePage * kLargePage;
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+// Nothing is kept under the address sanitizer: it would not see what is read after it was freed.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kKeeps = false;
+#elif defined(__has_feature)
+constexpr bool kKeeps = !__has_feature(address_sanitizer);
+#else
+constexpr bool kKeeps = true;
 #endif
+
+// Never destroyed: tensors may outlive it.
+LargeBlocks& large_blocks() {
+  static auto* const blocks = new LargeBlocks(kKeeps ? physical_memory() / 8 : 0);
+  return *blocks;
 }
 
 }  // namespace
 
 void* allocate(std::size_t bytes) {
-  const std::size_t rounded =
-      (std::max<std::size_t>(bytes, 1) + kAlignment - 1) & ~(kAlignment - 1);
-  void* data = rounded < bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
-  if (data != nullptr && rounded >= kLarge) prefer_large_pages(data, rounded);
-  return data;
+  if (bytes >= kLarge) return large_blocks().take(bytes);
+  constexpr std::size_t kAlignment = 64;
+  return std::aligned_alloc(kAlignment,
+                            (std::max<std::size_t>(bytes, 1) + kAlignment - 1) & ~(kAlignment - 1));
+}
+
+void release(void* data, std::size_t bytes) {
+  if (bytes >= kLarge) return large_blocks().give_back(data);
+  std::free(data);
 }
 
 MemoryUse memory_use() {
@@ -59,13 +65,16 @@ MemoryUse memory_use() {
     if (word == "VmRSS:" && status >> kilobytes) use.now = kilobytes * 1024;
     if (word == "VmHWM:" && status >> kilobytes) use.peak = kilobytes * 1024;
   }
+  use.now -= std::min(use.now, large_blocks().kept_bytes());  // which nobody uses
   use.total = physical_memory();
   return use;
 }
 
 void reset_peak_memory() {
+  // What was freed and kept for later would be used again without being seen.
+  large_blocks().trim();
 #ifdef __GLIBC__
-  malloc_trim(0);  // what was freed and kept for later would be used again without being seen
+  malloc_trim(0);
 #endif
   std::ofstream("/proc/self/clear_refs") << "5";
 }

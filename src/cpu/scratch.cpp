@@ -2,7 +2,6 @@
 
 #include <array>
 #include <bit>
-#include <cstdlib>
 #include <vector>
 
 #include "core/check.h"
@@ -22,8 +21,8 @@ int class_of(std::size_t bytes) {
 class Cache {
  public:
   ~Cache() {
-    for (auto& list : free_) {
-      for (void* block : list) std::free(block);
+    for (int i = 0; i < kClasses; ++i) {
+      for (void* block : free_[static_cast<std::size_t>(i)]) release(block, kSmallest << i);
     }
   }
   void* take(int size_class) {
@@ -62,7 +61,8 @@ void* take_scratch(std::size_t bytes) {
 
 void give_back_scratch(void* data, std::size_t bytes) {
   const int size_class = class_of(bytes);
-  if (size_class >= kClasses || !cache.keep(data, size_class)) std::free(data);
+  if (size_class >= kClasses) return release(data, bytes);
+  if (!cache.keep(data, size_class)) release(data, kSmallest << size_class);
 }
 
 }  // namespace qkv::cpu
