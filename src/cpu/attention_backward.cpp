@@ -1,10 +1,10 @@
 // Backward: each chunk of keys of a (sequence, key head) is a task that recomputes its tiles and
-// owns dK and dV there; dQ is summed over chunks in their order. The number of chunks depends on
-// shapes alone, so the bits do not depend on threads.
+// owns dK and dV there, while dQ is summed over chunks in their order; where keys are few, a chunk
+// of rows owns dQ, and dK and dV are summed. The chunks depend on shapes and masks alone, so the
+// bits do not depend on threads.
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <vector>
 
 #include "core/threads.h"
@@ -12,13 +12,12 @@
 #include "cpu/attention_decode.h"
 #include "cpu/attention_engine.h"
 #include "cpu/attention_gradient.h"
+#include "cpu/attention_gradient_split.h"
 #include "cpu/kernels.h"
 
 namespace qkv::cpu {
 namespace {
 
-// Enough tasks to keep the threads of a large machine busy; more would only mean more parts of dQ.
-constexpr std::int64_t kTasks = 32;
 // Rows whose |lse| is at most this trust it: half a unit in its last place is 5e-7.
 constexpr float kExactLse = 14;
 
@@ -45,6 +44,9 @@ class Backward {
                  [&](std::int64_t at) { run_gradient_chunk(in_, chunks_[at]); });
     parallel_for(sequences * problem_.heads,
                  [&](std::int64_t at) { store_queries(at / problem_.heads, at % problem_.heads); });
+    parallel_for(sequences * problem_.key_heads, [&](std::int64_t at) {
+      store_keys(at / problem_.key_heads, at % problem_.key_heads);
+    });
     zero_hidden_keys();
     if (tensors_.dbias.defined()) bias_gradient();
     if (tensors_.dslopes.defined() || tensors_.dtable.defined()) diagonal_gradient();
@@ -93,105 +95,105 @@ class Backward {
     }
   }
 
-  // The chunks of a sequence: the same for each of its key heads.
   void plan() {
-    std::int64_t dq_size = 0, diagonal_size = 0;
+    Extents size;
     for (std::size_t b = 0; b < problem_.sequences.size(); ++b) {
-      const AttentionSequence& s = problem_.sequences[b];
-      parts_.push_back(parts_of(static_cast<std::int64_t>(b)));
-      for (Part& part : parts_.back()) {
-        part.dq_at = dq_size;
-        part.diagonals_at = diagonal_size;
-        dq_size += problem_.heads * part.rows * problem_.head_size;
-        diagonal_size += problem_.heads * diagonals_of(s);
+      const GradientSplit split = split_gradient(problem_, static_cast<std::int64_t>(b));
+      splits_.push_back({{}, split.owns_queries, split.owns_keys});
+      for (const GradientRange& range : split.parts) {
+        splits_.back().parts.push_back({range, size});
+        if (!splits_.back().owns_queries)
+          size.dq += range.rows * problem_.heads * problem_.head_size;
+        if (!split.owns_keys) {
+          size.dk += range.keys * problem_.key_heads * problem_.head_size;
+          size.dv += range.keys * problem_.key_heads * problem_.value_size;
+        }
+        size.diagonals += problem_.heads * diagonals_of(problem_.sequences[b]);
       }
     }
-    dq_ = Scratch<float>(std::max<std::int64_t>(dq_size, 1));
+    dq_ = Scratch<float>(size.dq);
+    dk_ = Scratch<float>(size.dk);
+    dv_ = Scratch<float>(size.dv);
     if (tensors_.dslopes.defined() || tensors_.dtable.defined()) {
-      diagonals_ = Scratch<double>(std::max<std::int64_t>(diagonal_size, 1));
-      std::fill_n(diagonals_.get(), diagonal_size, 0.0);
+      diagonals_ = Scratch<double>(size.diagonals);
+      std::fill_n(diagonals_.get(), size.diagonals, 0.0);
     }
     for (std::size_t b = 0; b < problem_.sequences.size(); ++b)
       add_chunks(static_cast<std::int64_t>(b));
   }
 
-  // A run of keys, and the rows that may see one of them.
+  // Elements of the partial sums: dq, diagonals of all heads, dk and dv of all key heads.
+  struct Extents {
+    std::int64_t dq = 0, dk = 0, dv = 0, diagonals = 0;
+  };
   struct Part {
-    std::int64_t first_key = 0, keys = 0;
-    std::int64_t first_row = 0, rows = 0;
-    std::int64_t dq_at = 0, diagonals_at = 0;  // where its sums begin, of all heads
+    GradientRange range;
+    Extents at;  // where its sums begin
+  };
+  struct Split {
+    std::vector<Part> parts;
+    bool owns_queries = false, owns_keys = false;
   };
 
-  std::vector<Part> parts_of(std::int64_t b) const {
-    const AttentionSequence& s = problem_.sequences[b];
-    const auto pairs = static_cast<std::int64_t>(problem_.sequences.size()) * problem_.key_heads;
-    const std::int64_t tiles = blocks(s.k_visible, kGradientKeys);
-    if (tiles == 0) return {};
-    const std::int64_t wanted = blocks(kTasks, std::max<std::int64_t>(pairs, 1));
-    const std::int64_t step = blocks(tiles, std::clamp<std::int64_t>(wanted, 1, tiles));
-    std::vector<Part> parts(static_cast<std::size_t>(blocks(tiles, step)));
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      parts[i].first_key = static_cast<std::int64_t>(i) * step * kGradientKeys;
-      parts[i].keys = std::min(step * kGradientKeys, s.k_visible - parts[i].first_key);
-    }
-    find_rows(b, parts);
-    return parts;
-  }
-
-  // What heads see alike is asked of the first one: outside of what a block of rows reaches, no
-  // head sees anything.
-  void find_rows(std::int64_t b, std::vector<Part>& parts) const {
-    BlockMask mask(problem_, b);
-    std::vector<std::int64_t> rows(static_cast<std::size_t>(kGradientRows));
-    for (std::int64_t first = 0; first < problem_.sequences[b].q_rows; first += kGradientRows) {
-      const std::int64_t count = std::min(kGradientRows, problem_.sequences[b].q_rows - first);
-      std::iota(rows.begin(), rows.end(), first);
-      mask.set_rows(0, rows.data(), count);
-      const KeyInterval reach = mask.reach();
-      for (Part& part : parts) {
-        if (reach.end <= part.first_key || reach.begin >= part.first_key + part.keys) continue;
-        if (part.rows == 0) part.first_row = first;
-        part.rows = first + count - part.first_row;
-      }
-    }
-  }
-
   void add_chunks(std::int64_t b) {
+    const Split& split = splits_[b];
     for (std::int64_t key_head = 0; key_head < problem_.key_heads; ++key_head) {
-      for (const Part& part : parts_[b]) {
+      for (const Part& part : split.parts) {
         const std::int64_t head = key_head * problem_.group();
-        GradientChunk chunk{b,
-                            key_head,
-                            part.first_key,
-                            part.keys,
-                            part.first_row,
-                            part.rows,
-                            dq_part(part, head),
-                            nullptr};
-        if (diagonals_.get() != nullptr) chunk.diagonals = diagonal_part(b, part, head);
-        chunks_.push_back(chunk);
+        chunks_.push_back(
+            {.sequence = b,
+             .key_head = key_head,
+             .first_key = part.range.first_key,
+             .keys = part.range.keys,
+             .first_row = part.range.first_row,
+             .rows = part.range.rows,
+             .dq = split.owns_queries ? nullptr : dq_part(part, head),
+             .dk = split.owns_keys ? nullptr : dk_part(part, key_head),
+             .dv = split.owns_keys ? nullptr : dv_part(part, key_head),
+             .diagonals = diagonals_.get() == nullptr ? nullptr : diagonal_part(b, part, head)});
       }
     }
   }
 
   float* dq_part(const Part& part, std::int64_t head) const {
-    return dq_.get() + part.dq_at + head * part.rows * problem_.head_size;
+    return dq_.get() + part.at.dq + head * part.range.rows * problem_.head_size;
+  }
+  float* dk_part(const Part& part, std::int64_t key_head) const {
+    return dk_.get() + part.at.dk + key_head * part.range.keys * problem_.head_size;
+  }
+  float* dv_part(const Part& part, std::int64_t key_head) const {
+    return dv_.get() + part.at.dv + key_head * part.range.keys * problem_.value_size;
   }
   static std::int64_t diagonals_of(const AttentionSequence& s) {
     return std::max<std::int64_t>(s.q_rows + s.k_rows - 1, 0);
   }
   double* diagonal_part(std::int64_t b, const Part& part, std::int64_t head) const {
-    return diagonals_.get() + part.diagonals_at + head * diagonals_of(problem_.sequences[b]);
+    return diagonals_.get() + part.at.diagonals + head * diagonals_of(problem_.sequences[b]);
   }
 
   void store_queries(std::int64_t b, std::int64_t head) const {
     const AttentionSequence& s = problem_.sequences[b];
+    if (splits_[b].owns_queries) return;
     std::vector<GradientPart> parts;
-    for (const Part& part : parts_[b]) {
-      parts.push_back({dq_part(part, head), part.first_row, part.rows});
+    for (const Part& part : splits_[b].parts) {
+      parts.push_back({dq_part(part, head), part.range.first_row, part.range.rows});
     }
     store_gradient(parts, {s.q_rows, problem_.head_size, problem_.scale},
                    rows_of(tensors_.dq, s.q_batch, head, s.q_start));
+  }
+
+  void store_keys(std::int64_t b, std::int64_t key_head) const {
+    const AttentionSequence& s = problem_.sequences[b];
+    if (splits_[b].owns_keys) return;
+    std::vector<GradientPart> dk, dv;
+    for (const Part& part : splits_[b].parts) {
+      dk.push_back({dk_part(part, key_head), part.range.first_key, part.range.keys});
+      dv.push_back({dv_part(part, key_head), part.range.first_key, part.range.keys});
+    }
+    store_gradient(dk, {s.k_visible, problem_.head_size, problem_.scale},
+                   rows_of(tensors_.dk, s.k_batch, key_head, s.k_start));
+    store_gradient(dv, {s.k_visible, problem_.value_size, 1},
+                   rows_of(tensors_.dv, s.k_batch, key_head, s.k_start));
   }
 
   // Keys beyond a sequence's length belong to no chunk.
@@ -281,7 +283,7 @@ class Backward {
       const auto sequence = static_cast<std::int64_t>(b);
       const DiagonalBias diagonal(problem_, sequence, 0);
       if (!diagonal.defined()) continue;
-      for (const Part& part : parts_[b]) {
+      for (const Part& part : splits_[b].parts) {
         for (std::int64_t head = 0; head < problem_.heads; ++head) {
           const double* sums = diagonal_part(sequence, part, head);
           for (std::int64_t t = 0; t < diagonal.diagonals(); ++t) {
@@ -331,9 +333,9 @@ class Backward {
   const AttentionBackward& tensors_;
   Scratch<float> products_, shifts_, factors_;
   GradientInputs in_;
-  std::vector<std::vector<Part>> parts_;  // of each sequence
+  std::vector<Split> splits_;  // of each sequence
   std::vector<GradientChunk> chunks_;
-  Scratch<float> dq_;
+  Scratch<float> dq_, dk_, dv_;
   Scratch<double> diagonals_;
 };
 

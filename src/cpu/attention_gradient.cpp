@@ -134,8 +134,8 @@ class RowBlock {
     clean_dout_.load(dout, count_, problem_.value_size);
     clean_dout_.clean(count_);
     lse_base_ = lse_index(problem_, in_.tensors, sequence_, head_);
-    std::fill_n(dq_.data.get(), count_ * dq_.stride, 0.0f);
   }
+  void begin_sums() { std::fill_n(dq_.data.get(), count_ * dq_.stride, 0.0f); }
 
   // Recomputes the weights of the tile and from them ds; false when the mask hides all of it.
   bool differentiate(const KeyTile& tile) {
@@ -158,6 +158,7 @@ class RowBlock {
   const float* ds(std::int64_t r) const { return ds_.data.get() + r * ds_.stride; }
   std::int64_t row(std::int64_t r) const { return rows_[r]; }
   std::int64_t count() const { return count_; }
+  std::int64_t head() const { return head_; }
   const Panel& dq() const { return dq_; }
 
   // dv += p^T dout, dk += da^T q, dq += da k, after the softcap's slope has made da of ds.
@@ -252,6 +253,22 @@ void RowBlock::apply_softcap_slope(std::int64_t columns) {
   }
 }
 
+// Rows of a chunk's part of a gradient, from `row` on.
+Rows part_rows(float* part, std::int64_t row, std::int64_t size) {
+  return {reinterpret_cast<std::byte*>(part + row * size), DType::f32, size, 1};
+}
+
+void store_panel(const Panel& panel, std::int64_t rows, std::int64_t columns, float scale,
+                 const Rows& to) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* row = panel.data.get() + r * panel.stride;
+    if (scale != 1) {
+      for (std::int64_t i = 0; i < columns; ++i) row[i] *= scale;
+    }
+    store_row(row, columns, to, r);
+  }
+}
+
 // The tiles of a chunk: each is made when rows first reach it, and gone when no later row can, so
 // that behind a window few are there at a time.
 class ChunkTiles {
@@ -292,16 +309,16 @@ class ChunkTiles {
 
  private:
   void store(const KeyTile& tile) const {
+    const std::int64_t row = tile.first - chunk_.first_key;
+    const bool is_part = chunk_.dk != nullptr;
     const AttentionSequence& s = problem_.sequences[chunk_.sequence];
-    const std::int64_t row = s.k_start + tile.first;
-    const Rows dk = rows_of(in_.tensors.dk, s.k_batch, chunk_.key_head, row);
-    const Rows dv = rows_of(in_.tensors.dv, s.k_batch, chunk_.key_head, row);
-    for (std::int64_t j = 0; j < tile.keys; ++j) {
-      float* dk_row = tile.dk.data.get() + j * tile.dk.stride;
-      for (std::int64_t i = 0; i < problem_.head_size; ++i) dk_row[i] *= problem_.scale;
-      store_row(dk_row, problem_.head_size, dk, j);
-      store_row(tile.dv.data.get() + j * tile.dv.stride, problem_.value_size, dv, j);
-    }
+    const auto of = [&](const Tensor& x) {
+      return rows_of(x, s.k_batch, chunk_.key_head, s.k_start + tile.first);
+    };
+    store_panel(tile.dk, tile.keys, problem_.head_size, is_part ? 1 : problem_.scale,
+                is_part ? part_rows(chunk_.dk, row, problem_.head_size) : of(in_.tensors.dk));
+    store_panel(tile.dv, tile.keys, problem_.value_size, 1,
+                is_part ? part_rows(chunk_.dv, row, problem_.value_size) : of(in_.tensors.dv));
   }
 
   const GradientInputs& in_;
@@ -310,6 +327,18 @@ class ChunkTiles {
   std::vector<std::unique_ptr<KeyTile>> tiles_;
   std::int64_t finished_ = 0;
 };
+
+// dq of the rows of a block, to the chunk's part of it or, if it has none, to the gradient itself.
+void store_queries(const GradientInputs& in, const GradientChunk& chunk, const RowBlock& block) {
+  const AttentionProblem& problem = in.problem;
+  const AttentionSequence& s = problem.sequences[chunk.sequence];
+  const std::int64_t size = problem.head_size, row = block.row(0);
+  const std::int64_t g = block.head() - chunk.key_head * problem.group();
+  const bool is_part = chunk.dq != nullptr;
+  store_panel(block.dq(), block.count(), size, is_part ? 1 : problem.scale,
+              is_part ? part_rows(chunk.dq, g * chunk.rows + row - chunk.first_row, size)
+                      : rows_of(in.tensors.dq, s.q_batch, block.head(), s.q_start + row));
+}
 
 void run_gradient_chunk_target(const GradientInputs& in, const GradientChunk& chunk) {
   const AttentionProblem& problem = in.problem;
@@ -328,14 +357,11 @@ void run_gradient_chunk_target(const GradientInputs& in, const GradientChunk& ch
       const std::int64_t count = std::min(kGradientRows, chunk.rows - row);
       const KeyInterval reach = block.choose(head, chunk.first_row + row, count);
       const KeyInterval seen = tiles.within(reach);
-      float* dq = chunk.dq + (g * chunk.rows + row) * problem.head_size;
-      if (passes && reach.begin < reach.end) tiles.finish(seen.begin);
-      if (reach.begin >= reach.end || seen.begin >= seen.end) {
-        std::fill_n(dq, count * problem.head_size, 0.0f);
-        continue;
-      }
-      block.load();
-      for (std::int64_t i = seen.begin; i < seen.end; ++i) {
+      const bool sees = reach.begin < reach.end;
+      if (passes && sees) tiles.finish(seen.begin);
+      block.begin_sums();
+      if (sees && seen.begin < seen.end) block.load();
+      for (std::int64_t i = seen.begin; sees && i < seen.end; ++i) {
         KeyTile& tile = tiles[i];
         if (!block.differentiate(tile)) continue;
         for (std::int64_t r = 0; r < block.count() && by_diagonal != nullptr; ++r) {
@@ -345,10 +371,7 @@ void run_gradient_chunk_target(const GradientInputs& in, const GradientChunk& ch
         block.apply_softcap_slope(tile.keys);
         block.add_products(tile);
       }
-      for (std::int64_t r = 0; r < count; ++r) {
-        std::copy_n(block.dq().data.get() + r * block.dq().stride, problem.head_size,
-                    dq + r * problem.head_size);
-      }
+      store_queries(in, chunk, block);
     }
   }
   tiles.finish();

@@ -24,14 +24,17 @@ struct GradientInputs {
   const float* factors;
 };
 
-// A run of key tiles of one (sequence, key head): the unit of work. It owns the gradients of its
-// keys; those of the queries are partial sums, one part per chunk, of the rows that may see it.
+// Some keys of one (sequence, key head) and the rows that may see them: the unit of work.
 struct GradientChunk {
   std::int64_t sequence, key_head;
   std::int64_t first_key, keys;
-  std::int64_t first_row, rows;  // the first is a multiple of kGradientRows
-  float* dq;                     // [group, rows, D]: this chunk's part
-  double* diagonals;             // [group, diagonals]: sums of ds along diagonals, or null
+  std::int64_t first_row, rows;
+  // This chunk's part of gradients to which others add as well; null where it owns them, and stores
+  // them itself.
+  float* dq;          // [group, rows, D]
+  float* dk;          // [keys, D]
+  float* dv;          // [keys, Dv]
+  double* diagonals;  // [group, diagonals]: sums of ds along diagonals, or null
 };
 void run_gradient_chunk(const GradientInputs& in, const GradientChunk& chunk);
 

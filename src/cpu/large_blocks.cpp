@@ -1,45 +1,27 @@
 #include "cpu/large_blocks.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdlib>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
+
+#include "cpu/memory.h"
 
 namespace qkv::cpu {
-namespace {
-
-// Asks for large pages where whole ones lie within. A system that refuses gives small ones.
-void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
-#ifdef MADV_HUGEPAGE
-  constexpr std::size_t kLargePage = std::size_t{2} << 20;
-  const auto address = reinterpret_cast<std::uintptr_t>(data);
-  const std::uintptr_t begin = (address + kLargePage - 1) / kLargePage * kLargePage;
-  const std::uintptr_t end = (address + bytes) / kLargePage * kLargePage;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-}
-
-}  // namespace
 
 void* LargeBlocks::take(std::size_t bytes) {
-  constexpr std::size_t kAlignment = 64;
-  const std::size_t rounded = (bytes + kAlignment - 1) & ~(kAlignment - 1);
-  if (rounded < bytes) return nullptr;
   const std::lock_guard lock(mutex_);
-  if (void* data = reuse(rounded)) return data;
-  most_used_ = std::max(most_used_, used_bytes_ + rounded);
-  keep_at_most(most_used_ - used_bytes_ - rounded);
-  void* data = std::aligned_alloc(kAlignment, rounded);
+  if (void* data = reuse(bytes)) return data;
+  const std::size_t used = used_bytes_ + bytes;
+  if (used < bytes) return nullptr;
+  most_used_ = std::max(most_used_, used);
+  keep_at_most(most_used_ - used);
+  void* data = fresh_memory(bytes);
   if (data == nullptr) {
     keep_at_most(0);
-    data = std::aligned_alloc(kAlignment, rounded);
+    data = fresh_memory(bytes);
   }
   if (data == nullptr) return nullptr;
-  prefer_large_pages(data, rounded);
-  used_.emplace(data, rounded);
-  used_bytes_ += rounded;
+  used_.emplace(data, bytes);
+  used_bytes_ = used;
   return data;
 }
 

@@ -19,7 +19,7 @@ class LargeBlocks {
   LargeBlocks(const LargeBlocks&) = delete;
   LargeBlocks& operator=(const LargeBlocks&) = delete;
 
-  // Memory aligned to 64 bytes, on large pages where the system has them; null if there is none.
+  // As fresh_memory, but perhaps not fresh.
   void* take(std::size_t bytes);
   void give_back(void* data);  // what `take` gave
   // Gives everything kept to the system.

@@ -1,6 +1,7 @@
 #include "cpu/memory.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -10,14 +11,18 @@
 #ifdef __unix__
 #include <unistd.h>
 #endif
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #include "cpu/large_blocks.h"
 
 namespace qkv::cpu {
 namespace {
 
-// Smaller ones are the business of malloc, which keeps them by itself.
-constexpr std::size_t kLarge = std::size_t{4} << 20;
+constexpr std::size_t kLargePage = std::size_t{2} << 20;
+// Smaller blocks are the business of malloc; as many bytes it gives back to the system at once.
+constexpr std::size_t kLargeBlock = std::size_t{32} << 20;
 
 std::size_t physical_memory() {
 #ifdef __unix__
@@ -25,6 +30,16 @@ std::size_t physical_memory() {
   if (pages > 0 && bytes > 0) return static_cast<std::size_t>(pages) * bytes;
 #endif
   return 0;
+}
+
+// Asks for large pages where whole ones lie within. A system that refuses gives small ones.
+void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t begin = (address + kLargePage - 1) / kLargePage * kLargePage;
+  const std::uintptr_t end = (address + bytes) / kLargePage * kLargePage;
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
 }
 
 // Nothing is kept under the address sanitizer: it would not see what is read after it was freed.
@@ -44,15 +59,22 @@ LargeBlocks& large_blocks() {
 
 }  // namespace
 
-void* allocate(std::size_t bytes) {
-  if (bytes >= kLarge) return large_blocks().take(bytes);
+void* fresh_memory(std::size_t bytes) {
   constexpr std::size_t kAlignment = 64;
-  return std::aligned_alloc(kAlignment,
-                            (std::max<std::size_t>(bytes, 1) + kAlignment - 1) & ~(kAlignment - 1));
+  const std::size_t rounded =
+      (std::max<std::size_t>(bytes, 1) + kAlignment - 1) & ~(kAlignment - 1);
+  void* data = rounded < bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
+  // Twice the size holds at least one large page, whole.
+  if (data != nullptr && rounded >= 2 * kLargePage) prefer_large_pages(data, rounded);
+  return data;
+}
+
+void* allocate(std::size_t bytes) {
+  return bytes >= kLargeBlock ? large_blocks().take(bytes) : fresh_memory(bytes);
 }
 
 void release(void* data, std::size_t bytes) {
-  if (bytes >= kLarge) return large_blocks().give_back(data);
+  if (bytes >= kLargeBlock) return large_blocks().give_back(data);
   std::free(data);
 }
 

@@ -7,9 +7,12 @@
 
 namespace qkv::cpu {
 
-// Memory aligned to a cache line (one AVX-512 register), or null if there is none. Much of it lies
-// on large pages, where the system has them: fewer faults when it is first touched, and fewer
-// misses when a weight is streamed.
+// Memory for std::free, aligned to a cache line (one AVX-512 register), or null if there is none.
+// Much of it lies on large pages, where the system has them: fewer faults when it is first touched,
+// and fewer misses when a weight is streamed.
+void* fresh_memory(std::size_t bytes);
+
+// The same, but large blocks that were released come again.
 void* allocate(std::size_t bytes);
 // Gives back what `allocate` gave for as many bytes.
 void release(void* data, std::size_t bytes);
