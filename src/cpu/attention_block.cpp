@@ -252,22 +252,42 @@ class Block {
       }
     }
   }
-  // received += the sum over rows, a vector of keys at a time. A weight of 0 stays 0 even in a row
-  // whose factor is NaN.
+  // received += the sum over rows of weights times factors, some vectors of keys at a time: their
+  // sums stay in registers while rows go by.
   void add_received(const float* kept, std::int64_t count, const float* factors, float* received) {
+    if (!all_finite(factors, count_)) return add_received_by_pairs(kept, count, factors, received);
     const hn::ScalableTag<float> d;
+    using V = hn::Vec<decltype(d)>;
+    // Tiles are whole multiples of 32 keys.
+    constexpr auto kTogether = std::min<std::int64_t>(4, 32 / hn::MaxLanes(d));
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    const Scratch<float> sums(engine_.tile_keys);
-    std::fill_n(sums.get(), engine_.tile_keys, 0.0f);
+    const Scratch<float> all(engine_.tile_keys);
+    for (std::int64_t j = 0; j < count; j += kTogether * lanes) {
+      V sums[kTogether];
+      HWY_UNROLL(4)
+      for (V& sum : sums) sum = hn::Zero(d);
+      const float* row = kept + j;
+      for (std::int64_t r = 0; r < count_; ++r, row += engine_.tile_keys) {
+        const V factor = hn::Set(d, factors[r]);
+        HWY_UNROLL(4)
+        for (std::int64_t i = 0; i < kTogether; ++i) {
+          sums[i] = hn::MulAdd(hn::LoadU(d, row + i * lanes), factor, sums[i]);
+        }
+      }
+      HWY_UNROLL(4)
+      for (std::int64_t i = 0; i < kTogether; ++i)
+        hn::StoreU(sums[i], d, all.get() + j + i * lanes);
+    }
+    for (std::int64_t j = 0; j < count; ++j) received[j] += all[j];
+  }
+  // A weight of 0 stays 0 even in a row whose factor is NaN.
+  void add_received_by_pairs(const float* kept, std::int64_t count, const float* factors,
+                             float* received) {
     for (std::int64_t r = 0; r < count_; ++r, kept += engine_.tile_keys) {
-      const auto factor = hn::Set(d, factors[r]);
-      for (std::int64_t j = 0; j < count; j += lanes) {
-        const auto p = hn::LoadU(d, kept + j);
-        const auto share = hn::IfThenZeroElse(hn::Eq(p, hn::Zero(d)), hn::Mul(p, factor));
-        hn::StoreU(hn::Add(hn::LoadU(d, sums.get() + j), share), d, sums.get() + j);
+      for (std::int64_t j = 0; j < count; ++j) {
+        if (kept[j] != 0) received[j] += kept[j] * factors[r];
       }
     }
-    for (std::int64_t j = 0; j < count; ++j) received[j] += sums[j];
   }
 
   void finish() {

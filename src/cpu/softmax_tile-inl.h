@@ -7,6 +7,7 @@
 #define QKV_CPU_SOFTMAX_TILE_INL_H_
 #endif
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -33,6 +34,7 @@ struct TileScores {
 class SoftmaxRows {
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
   static constexpr double kPivotScores = 32;
+  static constexpr std::int64_t kSurveyed = 4;
   using D = hn::ScalableTag<float>;
   using V = hn::Vec<D>;
 
@@ -43,13 +45,15 @@ class SoftmaxRows {
         lanes_(static_cast<std::int64_t>(hn::Lanes(D()))),
         collect_(job.sums != nullptr),
         find_top_(collect_ && job.results->statistics.top_index.defined()),
+        entropy_(collect_ && job.results->statistics.entropy_mean.defined()),
+        survey_(entropy_ || (collect_ && job.results->statistics.score_mean.defined())),
         unit_(scorer_.unit()),
         to_log2_(scorer_.unit() * std::numbers::log2e_v<float>),
         maximum_(rows + lanes_),
         factor_(rows + lanes_),
         shift_(rows + lanes_),
         total_(rows * lanes_),
-        weighted_(collect_ ? rows * lanes_ : 0),
+        weighted_(entropy_ ? rows * lanes_ : 0),
         visible_(collect_ ? rows : 0),
         top_(collect_ ? rows : 0),
         keep_(job.problem.dropout > 0 ? job.engine.tile_keys : 0),
@@ -64,7 +68,7 @@ class SoftmaxRows {
     std::fill_n(shift_.get(), round_up(count, lanes_), -kInfinity);
     std::fill_n(total_.get(), count * lanes_, 0.0f);
     if (!collect_) return;
-    std::fill_n(weighted_.get(), count * lanes_, 0.0f);
+    if (entropy_) std::fill_n(weighted_.get(), count * lanes_, 0.0f);
     std::fill_n(visible_.get(), count, 0.0f);
     std::fill_n(top_.get(), count, -1);
     has_pivot_ = false;
@@ -80,22 +84,23 @@ class SoftmaxRows {
     for (std::int64_t r = 0; r < count_; ++r) {
       float* row = tile.scores + r * tile.stride;
       scorer_.finish_row(r, row, tile.partial, collect_);
-      const float largest = largest_of(row, tile.columns);
+      const float largest = survey_ ? survey(tile, r) : largest_of(row, tile.columns);
       // NaN compares false and is left to the weights: it becomes NaN there, in this row alone.
       shift_[r] = largest > maximum_[r] ? largest : maximum_[r];
       if (find_top_ && largest > maximum_[r])
         top_[r] = tile.first_key + find(row, tile.columns, largest);
     }
+    if (survey_) flush_moments();
     update_factors();
-    if (collect_ && !has_pivot_) choose_pivot(tile);
-    const bool extras = tile.kept != nullptr || job_.problem.dropout > 0;
     for (std::int64_t r = 0; r < count_; ++r) {
-      if (extras) {
-        weigh_row<true, true>(tile, r);
-      } else if (collect_) {
-        weigh_row<true, false>(tile, r);
+      if (job_.problem.dropout > 0) {
+        weigh_row<Weighing::dropped>(tile, r);
+      } else if (tile.kept != nullptr) {
+        weigh_row<Weighing::kept>(tile, r);
+      } else if (entropy_) {
+        weigh_row<Weighing::watched>(tile, r);
       } else {
-        weigh_row<false, false>(tile, r);
+        weigh_row<Weighing::plain>(tile, r);
       }
     }
     if (sums != nullptr) rescale(sums, sums_stride);
@@ -123,7 +128,7 @@ class SoftmaxRows {
       const double all = total * factor + sink_part, log_all = std::log(all);
       result.lse = static_cast<float>(reference + log_all);
       result.factor = static_cast<float>(factor / all);
-      if (!collect_) continue;
+      if (!entropy_) continue;
       // H = lse - sum p s, arranged so that large scores cancel before they are rounded.
       const double weighted = std::numbers::ln2 * sum_of(weighted_.get() + r * lanes_);
       result.entropy = static_cast<float>(log_all + (reference - top_score) +
@@ -224,18 +229,83 @@ class SoftmaxRows {
     return hn::GetLane(hn::MaxOfLanes(d, hn::Max(a, b)));
   }
 
+  // The largest score of a row, and what the moments need: how many are visible, their sum and that
+  // of their squares, relative to the pivot.
+  HWY_INLINE float survey(const TileScores& tile, std::int64_t r) {
+    const float* row = tile.scores + r * tile.stride;
+    if (!has_pivot_) choose_pivot(row, tile.keys);
+    const bool partial = tile.partial || job_.problem.bias.defined();  // a bias may hide, too
+    if (r % kSurveyed == 0) flush_moments();
+    return partial ? survey_row<true>(row, tile, r) : survey_row<false>(row, tile, r);
+  }
+
+  template <bool kPartial>
+  HWY_NOINLINE float survey_row(const float* row, const TileScores& tile, std::int64_t r) {
+    constexpr int kTogether = 2;  // of which columns are a multiple on every target
+    const D d;
+    const V pivot = hn::Set(d, pivot_);
+    [[maybe_unused]] std::size_t hidden_count = 0;
+    V largest[kTogether], sum[kTogether], squares[kTogether];
+    HWY_UNROLL(2)
+    for (int i = 0; i < kTogether; ++i) {
+      largest[i] = hn::LoadU(d, row);
+      sum[i] = i == 0 ? hn::Load(d, sum_) : hn::Zero(d);
+      squares[i] = i == 0 ? hn::Load(d, squares_) : hn::Zero(d);
+    }
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    for (std::int64_t j = 0; j < tile.columns; j += kTogether * lanes) {
+      HWY_UNROLL(2)
+      for (int i = 0; i < kTogether; ++i) {
+        const V s = hn::LoadU(d, row + j + i * lanes);
+        largest[i] = hn::Max(largest[i], s);
+        V centred = hn::Sub(s, pivot);
+        if constexpr (kPartial) {  // where -inf would make NaN of both sums
+          const auto hidden = hn::Eq(s, hn::Set(d, -kInfinity));
+          hidden_count += hn::CountTrue(d, hidden);
+          centred = hn::IfThenZeroElse(hidden, centred);
+        }
+        sum[i] = hn::Add(sum[i], centred);
+        squares[i] = hn::MulAdd(centred, centred, squares[i]);
+      }
+    }
+    hn::Store(hn::Add(sum[0], sum[1]), d, sum_);
+    hn::Store(hn::Add(squares[0], squares[1]), d, squares_);
+    const std::int64_t seen =
+        kPartial ? tile.columns - static_cast<std::int64_t>(hidden_count) : tile.keys;
+    visible_[r] += static_cast<float>(seen);
+    pairs_ += static_cast<double>(seen);
+    return hn::GetLane(hn::MaxOfLanes(d, hn::Max(largest[0], largest[1])));
+  }
+
+  // Long sums are kept in f64, lane by lane: the variance of a head adds up millions of pairs. A
+  // few rows are summed in f32 before.
+  HWY_INLINE void flush_moments() {
+    const D d;
+    for (std::size_t i = 0; i < hn::Lanes(d); ++i) {
+      moment1_[i] += sum_[i];
+      moment2_[i] += squares_[i];
+    }
+    hn::Store(hn::Zero(d), d, sum_);
+    hn::Store(hn::Zero(d), d, squares_);
+  }
+
   // The first column that holds `value`. Without a branch: where it stands is anyone's guess.
   static std::int64_t find(const float* row, std::int64_t columns, float value) {
     const D d;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    const V wanted = hn::Set(d, value), step = hn::Set(d, static_cast<float>(lanes));
-    V first = hn::Set(d, static_cast<float>(columns)), column = hn::Iota(d, 0);
-    for (std::int64_t j = 0; j < columns; j += lanes) {
-      const auto here = hn::Eq(hn::LoadU(d, row + j), wanted);
-      first = hn::Min(first, hn::IfThenElse(here, column, first));
-      column = hn::Add(column, step);
+    const V wanted = hn::Set(d, value), none = hn::Set(d, static_cast<float>(columns));
+    const V step = hn::Set(d, static_cast<float>(2 * lanes));
+    V first[2] = {none, none};  // side by side: a chain of minima would be waited for
+    V column[2] = {hn::Iota(d, 0), hn::Iota(d, static_cast<float>(lanes))};
+    for (std::int64_t j = 0; j < columns; j += 2 * lanes) {
+      HWY_UNROLL(2)
+      for (int i = 0; i < 2; ++i) {
+        const auto here = hn::Eq(hn::LoadU(d, row + j + i * lanes), wanted);
+        first[i] = hn::Min(first[i], hn::IfThenElse(here, column[i], none));
+        column[i] = hn::Add(column[i], step);
+      }
     }
-    return static_cast<std::int64_t>(hn::GetLane(hn::MinOfLanes(d, first)));
+    return static_cast<std::int64_t>(hn::GetLane(hn::MinOfLanes(d, hn::Min(first[0], first[1]))));
   }
 
   // factor = 2^(old - new) for what has been summed so far; shift = the new maximum, or 0 in a row
@@ -248,7 +318,7 @@ class SoftmaxRows {
       const V safe = hn::IfThenElse(hn::Eq(now, low), hn::Zero(d), now);
       hn::StoreU(exp2_fast(d, hn::Mul(hn::Sub(before, safe), scale)), d, factor_.get() + r);
       hn::StoreU(safe, d, shift_.get() + r);
-      if (collect_) rebase_weighted(r, before, safe);
+      if (entropy_) rebase_weighted(r, before, safe);
       hn::StoreU(now, d, maximum_.get() + r);
     }
   }
@@ -271,80 +341,68 @@ class SoftmaxRows {
 
   // Scores are summed relative to the mean of some of them, so that a common offset does
   // not eat the variance.
-  void choose_pivot(const TileScores& tile) {
-    for (std::int64_t r = 0; r < count_ && !has_pivot_; ++r) {
-      const float* row = tile.scores + r * tile.stride;
-      double sum = 0, pairs = 0;
-      for (std::int64_t j = 0; j < tile.keys && pairs < kPivotScores; ++j) {
-        if (row[j] == -kInfinity) continue;
-        sum += row[j];
-        pairs += 1;
-      }
-      if (pairs == 0 || !std::isfinite(sum)) continue;
-      pivot_ = static_cast<float>(sum / pairs);
-      has_pivot_ = true;
+  void choose_pivot(const float* row, std::int64_t keys) {
+    double sum = 0, pairs = 0;
+    for (std::int64_t j = 0; j < keys && pairs < kPivotScores; ++j) {
+      if (row[j] == -kInfinity) continue;
+      sum += row[j];
+      pairs += 1;
     }
+    if (pairs == 0 || !std::isfinite(sum)) return;
+    pivot_ = static_cast<float>(sum / pairs);
+    has_pivot_ = true;
   }
 
-  template <bool kStatistics, bool kExtras>
+  // What is done with weights besides summing them: nothing, their entropy, also a copy, and also
+  // dropout. The last two find out at run time whether entropy and a copy are asked for.
+  enum class Weighing : std::uint8_t { plain, watched, kept, dropped };
+
+  template <Weighing kWeighing>
   HWY_NOINLINE void weigh_row(const TileScores& tile, std::int64_t r) {
     if (tile.narrow != nullptr) {
-      weigh<true, kStatistics, kExtras>(tile, r);
+      weigh<true, kWeighing>(tile, r);
     } else {
-      weigh<false, kStatistics, kExtras>(tile, r);
+      weigh<false, kWeighing>(tile, r);
     }
   }
 
-  template <bool kNarrow, bool kStatistics, bool kExtras>
+  template <bool kNarrow, Weighing kWeighing>
   HWY_INLINE void weigh(const TileScores& tile, std::int64_t r) {
+    constexpr bool kDropped = kWeighing == Weighing::dropped;
+    constexpr bool kKept = kWeighing == Weighing::kept;
     const D d;
     float* row = tile.scores + r * tile.stride;
     const V shift = hn::Set(d, shift_[r]), scale = hn::Set(d, to_log2_);
     const V factor = hn::Set(d, factor_[r]);
     V total = hn::Mul(hn::Load(d, total_.get() + r * lanes_), factor);
-    [[maybe_unused]] V weighted = hn::Zero(d);
-    [[maybe_unused]] V sum = hn::Zero(d), squares = hn::Zero(d);
-    [[maybe_unused]] const V pivot = hn::Set(d, pivot_);
-    [[maybe_unused]] std::size_t seen = 0;
-    const bool statistics = kStatistics && collect_;
-    const bool partial = tile.partial || job_.problem.bias.defined();  // a bias may hide, too
+    [[maybe_unused]] V weighted[2] = {hn::Zero(d), hn::Zero(d)};
+    const bool watched =
+        kWeighing == Weighing::watched || (kWeighing != Weighing::plain && entropy_);
+    const bool partial = tile.partial || job_.problem.bias.defined();
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
     const std::int64_t columns = tile.columns;
-    if (kExtras && job_.problem.dropout > 0) {
+    if (kDropped) {
       dropout_row(job_.problem, job_.sequence, job_.head, rows_[r], tile.first_key, tile.columns,
                   keep_.get());
     }
-    constexpr int kTogether = HWY_TARGET == HWY_NEON ? (kStatistics ? 4 : 8) : kNarrow ? 2 : 1;
+    constexpr int kTogether = HWY_TARGET == HWY_NEON ? 8 : kNarrow ? 2 : 1;
     for (std::int64_t j = 0; j < columns; j += kTogether * lanes) {
-      V t[kTogether], weights[kTogether];
+      V weights[kTogether];
       HWY_UNROLL(8)
       for (int i = 0; i < kTogether; ++i) {
-        t[i] = hn::Mul(hn::Sub(hn::LoadU(d, row + j + i * lanes), shift), scale);
-        weights[i] = t[i];
+        weights[i] = hn::Mul(hn::Sub(hn::LoadU(d, row + j + i * lanes), shift), scale);
       }
       exp2_each<kNarrow ? 4 : 5>(d, weights);
+      if (watched) add_weighted(row + j, shift, partial, weights, weighted);
       HWY_UNROLL(8)
       for (int i = 0; i < kTogether; ++i) {
         const std::int64_t column = j + i * lanes;
         V& p = weights[i];
         total = hn::Add(total, p);
-        if (statistics) {
-          const V s = hn::LoadU(d, row + column);
-          V centred = hn::Sub(s, pivot), exponent = t[i];
-          if (partial) {  // where -inf would make NaN of both sums
-            const auto hidden = hn::Eq(s, hn::Set(d, -kInfinity));
-            seen += static_cast<std::size_t>(lanes) - hn::CountTrue(d, hidden);
-            centred = hn::IfThenZeroElse(hidden, centred);
-            exponent = hn::IfThenZeroElse(hidden, exponent);
-          }
-          weighted = hn::MulAdd(p, exponent, weighted);
-          sum = hn::Add(sum, centred);
-          squares = hn::MulAdd(centred, centred, squares);
+        if (kKept || (kDropped && tile.kept != nullptr)) {
+          hn::StoreU(p, d, tile.kept + r * tile.stride + column);
         }
-        if constexpr (kExtras) {
-          if (tile.kept != nullptr) hn::StoreU(p, d, tile.kept + r * tile.stride + column);
-          if (job_.problem.dropout > 0) p = hn::Mul(p, hn::LoadU(d, keep_.get() + column));
-        }
+        if constexpr (kDropped) p = hn::Mul(p, hn::LoadU(d, keep_.get() + column));
         if constexpr (!kNarrow) hn::StoreU(p, d, row + column);
       }
       if constexpr (kNarrow) {
@@ -355,21 +413,34 @@ class SoftmaxRows {
       }
     }
     hn::Store(total, d, total_.get() + r * lanes_);
-    if (!statistics) return;
+    if (!watched) return;
     float* sum_to = weighted_.get() + r * lanes_;
-    hn::Store(hn::MulAdd(hn::Load(d, sum_to), factor, weighted), d, sum_to);
-    const std::int64_t count = partial ? static_cast<std::int64_t>(seen) : tile.keys;
-    visible_[r] += static_cast<float>(count);
-    pairs_ += static_cast<double>(count);
-    add_lanes(sum, moment1_);
-    add_lanes(squares, moment2_);
+    const V added = hn::Mul(hn::Add(weighted[0], weighted[1]), scale);
+    hn::Store(hn::MulAdd(hn::Load(d, sum_to), factor, added), d, sum_to);
   }
 
-  // Long sums are kept in f64, lane by lane: the variance of a head adds up millions of pairs.
-  static HWY_INLINE void add_lanes(V x, double* sums) {
-    HWY_ALIGN float lanes[hn::MaxLanes(D())];
-    hn::Store(x, D(), lanes);
-    for (std::size_t i = 0; i < hn::Lanes(D()); ++i) sums[i] += lanes[i];
+  // Adds p (s - shift). The exponents are found again, behind a fence that keeps the compiler from
+  // remembering them: so many do not stay in registers.
+  template <int kCount>
+  static HWY_INLINE void add_weighted(const float* scores, V shift, bool partial,
+                                      const V (&weights)[kCount], V (&sums)[2]) {
+    const D d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (!partial) {
+      HWY_UNROLL(8)
+      for (int i = 0; i < kCount; ++i) {
+        const V exponent = hn::Sub(hn::LoadU(d, scores + i * lanes), shift);
+        sums[i % 2] = hn::MulAdd(weights[i], exponent, sums[i % 2]);
+      }
+      return;
+    }
+    HWY_UNROLL(8)
+    for (int i = 0; i < kCount; ++i) {  // -inf times 0 would be NaN
+      const V exponent = hn::Sub(hn::LoadU(d, scores + i * lanes), shift);
+      const auto hidden = hn::Eq(exponent, hn::Set(d, -kInfinity));
+      sums[i % 2] = hn::MulAdd(weights[i], hn::IfThenZeroElse(hidden, exponent), sums[i % 2]);
+    }
   }
 
   // Two vectors of weights as bf16: adding half a unit in the last place and taking the upper
@@ -406,7 +477,8 @@ class SoftmaxRows {
   const std::int64_t* rows_ = nullptr;
   std::int64_t count_ = 0;
   std::int64_t lanes_;
-  bool collect_, find_top_;
+  bool collect_, find_top_, entropy_;
+  bool survey_;           // moments, or how many keys a row sees
   float unit_, to_log2_;  // from what the tile holds to scores, and to their base-2 logarithm
   Scratch<float> maximum_, factor_, shift_;  // per row
   Scratch<float> total_, weighted_;          // per row and lane: sum of p, sum of p log2 p'
@@ -416,6 +488,8 @@ class SoftmaxRows {
   bool has_pivot_ = false;
   float pivot_ = 0;
   double pairs_ = 0;
+  HWY_ALIGN float sum_[hn::MaxLanes(D())] = {};  // of up to kSurveyed rows, relative to the pivot
+  HWY_ALIGN float squares_[hn::MaxLanes(D())] = {};
   HWY_ALIGN double moment1_[hn::MaxLanes(D())] = {};
   HWY_ALIGN double moment2_[hn::MaxLanes(D())] = {};
   std::vector<Result> results_;
