@@ -73,7 +73,7 @@ HWY_INLINE void score_two_keys(const float* q, std::int64_t q_stride, const T* k
 #if HWY_TARGET == HWY_NEON
 
 // The same for four keys: enough sums to cover the latency of a multiply-add, where rows are few in
-// several sets, and four scores leave in one vector. depth is a multiple of 4 * kSets.
+// several sets. Their scores stand `step` apart. depth is a multiple of 4 * kSets.
 template <int kRows>
 inline constexpr int kScoreSets = kRows == 1   ? 4
                                   : kRows == 2 ? 2
@@ -82,7 +82,7 @@ inline constexpr int kScoreSets = kRows == 1   ? 4
 template <int kRows, class T>
 HWY_INLINE void score_four_keys(const float* q, std::int64_t q_stride, const T* keys,
                                 std::int64_t key_stride, std::int64_t depth, float* scores,
-                                std::int64_t stride) {
+                                std::int64_t stride, std::int64_t step) {
   constexpr int kSets = kScoreSets<kRows>;
   float32x4_t sum[kSets][kRows][4];
   unrolled<kSets>([&](auto set) HWY_ATTR {
@@ -107,7 +107,12 @@ HWY_INLINE void score_four_keys(const float* q, std::int64_t q_stride, const T* 
                       HWY_ATTR { sum[0][i][j] = vaddq_f32(sum[0][i][j], sum[set + 1][i][j]); });
     });
     const auto& x = sum[0][i];
-    vst1q_f32(scores + i * stride, vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])));
+    const float32x4_t four = vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3]));
+    float* to = scores + i * stride;
+    vst1q_lane_f32(to, four, 0);
+    vst1q_lane_f32(to + step, four, 1);
+    vst1q_lane_f32(to + 2 * step, four, 2);
+    vst1q_lane_f32(to + 3 * step, four, 3);
   });
 }
 
@@ -120,10 +125,14 @@ void score_keys(const float* q, std::int64_t q_stride, const Rows& keys, std::in
   std::int64_t j = 0;
 #if HWY_TARGET == HWY_NEON
   if (kRows <= 4 && depth % (4 * kScoreSets<kRows>) == 0) {
-    for (; j + 4 <= count; j += 4) {
-      score_four_keys<(kRows <= 4 ? kRows : 1)>(q, q_stride, key + j * keys.stride, keys.stride,
-                                                depth, scores + j, stride);
+    constexpr int kFew = kRows <= 4 ? kRows : 1;
+    // One key of each quarter: four long streams, which the processor reads ahead.
+    const std::int64_t quarter = count / 4;
+    for (; j < quarter; ++j) {
+      score_four_keys<kFew>(q, q_stride, key + j * keys.stride, quarter * keys.stride, depth,
+                            scores + j, stride, quarter);
     }
+    j = 4 * quarter;
   }
 #endif
   for (; j < count; j += 2) {
