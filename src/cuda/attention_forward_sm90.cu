@@ -16,48 +16,92 @@ constexpr char kName[] = "attention_forward";
 
 // ---- Statistics of a head ----------------------------------------------------------------------
 
-// One warp per sequence and head puts the warps' sums together, always in the same order.
-__global__ void finish_statistics_kernel(const WarpSums* sums, int count, Sm90Statistics to) {
+__device__ float larger(float a, float b) { return a > b || isnan(a) ? a : b; }  // NaN stays
+
+// A warp per sequence and head, over the `count` numbers that warps have left.
+__global__ void finish_largest_kernel(const float* largest, int count, float unit,
+                                      float* max_logit) {
   const int pair = blockIdx.x;
-  double pairs = 0, mean = 0, deviation = 0, rows = 0, entropy = 0, relative = 0, saturated = 0;
   float top = -kInfinity;
-  const auto add = [&](double n, double its_mean, double its_deviation) {
-    if (n == 0) return;
-    const double gap = its_mean - mean;
-    deviation += its_deviation + gap * gap * pairs * n / (pairs + n);
-    mean += gap * n / (pairs + n);
-    pairs += n;
-  };
-  for (int i = threadIdx.x; i < count; i += 32) {
-    const WarpSums one = sums[std::int64_t(pair) * count + i];
-    add(one.pairs, one.mean, one.deviation);
-    rows += one.rows;
-    entropy += one.entropy;
-    relative += one.entropy_relative;
-    saturated += one.saturated;
-    if (!(one.max_logit <= top) && top == top) top = one.max_logit;
+  for (int i = threadIdx.x; i < count; i += 32)
+    top = larger(top, largest[std::int64_t(pair) * count + i]);
+  for (int step = 1; step < 32; step *= 2)
+    top = larger(top, __shfl_xor_sync(0xffffffff, top, step));
+  if (threadIdx.x == 0) max_logit[pair] = top * unit;
+}
+
+// Sums over the rows of a head. Those of scores are f64: the variance is what is left of two.
+struct HeadSums {
+  float top = -kInfinity;
+  float rows = 0, entropy = 0, relative = 0, saturated = 0;
+  double pairs = 0, total = 0, squares = 0;
+
+  __device__ void add(const RowTold& row, int visible) {
+    if (row.top == -kInfinity) return;
+    top = larger(top, row.top);
+    rows += 1;
+    entropy += row.entropy;
+    relative += visible > 1 ? row.entropy / logf(float(visible)) : 0.f;
+    saturated += row.top_weight > 0.99f ? 1.f : 0.f;
+    pairs += visible;
   }
-  for (int step = 1; step < 32; step *= 2) {
-    const auto other = [&](auto x) { return __shfl_down_sync(0xffffffff, x, step); };
-    add(other(pairs), other(mean), other(deviation));
-    rows += other(rows);
-    entropy += other(entropy);
-    relative += other(relative);
-    saturated += other(saturated);
-    const float its_top = other(top);
-    if (!(its_top <= top) && top == top) top = its_top;
+  __device__ void join(const HeadSums& other) {
+    top = larger(top, other.top);
+    rows += other.rows;
+    entropy += other.entropy;
+    relative += other.relative;
+    saturated += other.saturated;
+    pairs += other.pairs;
+    total += other.total;
+    squares += other.squares;
   }
-  if (threadIdx.x != 0) return;
-  const double seeing = fmax(rows, 1.0);
-  const auto write = [pair](float* where, double value) {
-    if (where) where[pair] = float(value);
-  };
-  write(to.max_logit, top);
-  write(to.score_mean, mean);
-  write(to.score_var, deviation / fmax(pairs, 1.0));
-  write(to.entropy_mean, entropy / seeing);
-  write(to.entropy_relative, relative / seeing);
-  write(to.saturation, saturated / seeing);
+  __device__ HeadSums of_lane(int distance) const {
+    const auto its = [&](auto x) { return __shfl_xor_sync(0xffffffff, x, distance); };
+    return {its(top),       its(rows),  its(entropy), its(relative),
+            its(saturated), its(pairs), its(total),   its(squares)};
+  }
+  __device__ void write(const Sm90Statistics& to, int pair, double unit) const {
+    const double seeing = fmax(rows, 1.f), count = fmax(pairs, 1.0), mean = total / count;
+    const auto put = [pair](float* where, double value) {
+      if (where) where[pair] = float(value);
+    };
+    put(to.max_logit, top * unit);
+    put(to.score_mean, mean * unit);
+    // Never negative; NaN stays.
+    const double variance = squares / count - mean * mean;
+    put(to.score_var, variance < 0 ? 0 : variance * unit * unit);
+    put(to.entropy_mean, entropy / seeing);
+    put(to.entropy_relative, relative / seeing);
+    put(to.saturation, saturated / seeing);
+  }
+};
+
+constexpr int kFinishWarps = 16;
+
+// A block per sequence and head puts together what `rows` rows, padded, have told; always in the
+// same order.
+__global__ void __launch_bounds__(32 * kFinishWarps)
+    finish_statistics_kernel(const __grid_constant__ Params p, int rows) {
+  __shared__ HeadSums of_warps[kFinishWarps];
+  const int pair = blockIdx.x;
+  const Sm90Sequence sequence = p.sequences ? p.sequences[pair / p.heads] : p.all_alike;
+  const Sight sight{p.left, p.right, sequence.offset, sequence.k_visible};
+  const RowTold* const told = p.told + std::int64_t(pair) * rows;
+  HeadSums sums;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < rows; i += 32 * kFinishWarps) {
+    const RowTold row = told[i];
+    const KeyRange seen = sight.of(i);
+    sums.add(row, seen.end - seen.begin);
+    (i % 16 < 8 ? sums.total : sums.squares) += row.moment;
+  }
+  for (int step = 1; step < 32; step *= 2) sums.join(sums.of_lane(step));
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sums;
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  sums = of_warps[threadIdx.x % kFinishWarps];
+  for (int step = 1; step < kFinishWarps; step *= 2) sums.join(sums.of_lane(step));
+  if (threadIdx.x == 0) sums.write(p.statistics, pair, p.scale / kLog2e);
 }
 
 // ---- Host --------------------------------------------------------------------------------------
@@ -101,7 +145,10 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
   p.inner_scale = call.softcap > 0 ? call.scale / call.softcap : 0;
   if (call.statistics) {
     p.statistics = *call.statistics;
-    p.sums = static_cast<WarpSums*>(call.statistics->workspace);
+    if (S::Statistics)
+      p.told = static_cast<RowTold*>(call.statistics->workspace);
+    else
+      p.largest = static_cast<float*>(call.statistics->workspace);
   }
   const std::int64_t works = std::int64_t(p.pairs) * p.row_blocks;
   if (works == 0) return;
@@ -112,9 +159,11 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
   allow_shared_bytes(kernel, Bytes, kName);
   const int blocks = int(std::min<std::int64_t>(works, multiprocessors()));
   kernel<<<blocks, S::Threads, Bytes, stream>>>(p);
-  if (call.statistics)
-    finish_statistics_kernel<<<p.pairs, 32, 0, stream>>>(p.sums, p.row_blocks * S::Rows / 16,
-                                                         p.statistics);
+  if (p.told)
+    finish_statistics_kernel<<<p.pairs, 32 * kFinishWarps, 0, stream>>>(p, p.row_blocks * S::Rows);
+  if (p.largest)
+    finish_largest_kernel<<<p.pairs, 32, 0, stream>>>(p.largest, p.row_blocks * S::Rows / 16,
+                                                      p.scale / kLog2e, p.statistics.max_logit);
   check_status(cudaGetLastError(), kName);
 }
 
@@ -149,8 +198,7 @@ void launch_for(const Sm90Forward& call, cudaStream_t stream) {
 
 std::int64_t sm90_statistics_workspace(const Sm90Forward& call) {
   // Enough for blocks of rows of any shape.
-  return call.sequence_count * call.heads * (call.longest / 16 + 12) *
-         std::int64_t(sizeof(WarpSums));
+  return call.sequence_count * call.heads * (call.longest + 192) * std::int64_t(sizeof(RowTold));
 }
 
 const char* why_not_sm90_forward(const Sm90Forward& call) {

@@ -58,20 +58,7 @@ __device__ void store_rows(const Params& p, const Work& work, int row, const flo
   }
 }
 
-template <class S>
-__device__ WarpSums& sums_of_warp(const Params& p, const Work& work, int row) {
-  const std::int64_t pair = std::int64_t(work.index) * p.heads + work.head;
-  return p.sums[pair * (p.row_blocks * S::Rows / 16) + (work.row0 + row) / 16];
-}
-
-// The largest score of rows `row` and `row + 8` of the block. The sum knows of NaN, which a maximum
-// does not.
-__device__ inline float largest_score(const OnlineSoftmax& softmax, int r) {
-  const float sum = softmax.sum[r];
-  return sum != sum && softmax.top[r] != kInfinity ? sum : softmax.top[r];
-}
-
-// All that a pass without a watch can tell: the largest logit.
+// All that a pass without a watch can tell: the largest score of a warp's rows.
 template <class S>
 __device__ void store_largest(const Params& p, const Work& work, int row,
                               const OnlineSoftmax& softmax) {
@@ -80,53 +67,47 @@ __device__ void store_largest(const Params& p, const Work& work, int row,
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (row + 8 * r >= work.seeing || softmax.sum[r] == 0) continue;
-    top = fmaxf(top, largest_score(softmax, r));
-    unknown |= isnan(largest_score(softmax, r));
+    top = fmaxf(top, softmax.largest_score(r));
+    unknown |= isnan(softmax.largest_score(r));
   }
 #pragma unroll
   for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
   unknown = __any_sync(0xffffffff, unknown);
+  const std::int64_t pair = std::int64_t(work.index) * p.heads + work.head;
   if (threadIdx.x % 32 == 0)
-    sums_of_warp<S>(p, work, row).max_logit = unknown ? NAN : top * (p.scale / kLog2e);
+    p.largest[(pair * p.row_blocks * S::Rows + work.row0 + row) / 16] = unknown ? NAN : top;
 }
 
-// What rows `row` and `row + 8` of the block have told, and the warp's sums.
+// What rows `row` and `row + 8` of the block have told.
 template <class S>
 __device__ void store_statistics(const Params& p, const Work& work, int row,
                                  const typename S::Watch& watch, const OnlineSoftmax& softmax) {
-  RowTold told[2];
-  int visible[2];
-  float top[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int at = row + 8 * r;
-    const KeyRange seen = work.sight.of(work.row0 + at);
-    const float sum = softmax.sum[r];
-    const bool sees = at < work.seeing && seen.begin < seen.end && sum != 0;
-    visible[r] = sees ? seen.end - seen.begin : 0;
-    top[r] = largest_score(softmax, r);
-    watch.finish(r, sum, told[r]);
-    told[r].top_weight = exp2_fast((top[r] - softmax.maximum[r]) * p.scale) / sum;
-    if (at < work.rows && threadIdx.x % 4 == 0) {
-      const std::int64_t i = (std::int64_t(work.q_batch) * p.heads + work.head) * p.q_rows +
-                             work.q_start + work.row0 + at;
-      const Sm90Statistics& to = p.statistics;
-      if (to.entropy) to.entropy[i] = sees ? told[r].entropy : 0.f;
-      if (to.top_weight) to.top_weight[i] = sees ? told[r].top_weight : 0.f;
-      if (to.top_index) to.top_index[i] = sees ? told[r].top_key : -1;
-    }
-  }
-  const WarpSums sums = sum_rows(told, top, visible, p.scale / kLog2e);
-  if (threadIdx.x % 32 == 0) sums_of_warp<S>(p, work, row) = sums;
+  const int lane = threadIdx.x % 4, at = row + 8 * (lane % 2);  // the row of this lane
+  RowTold told = watch.finish(softmax, p.scale);
+  const bool sees = at < work.seeing && (lane == 0 ? softmax.sum[0] : softmax.sum[1]) != 0;
+  if (!sees) told.top = -kInfinity;
+  if (lane >= 2) return;
+  const std::int64_t pair = std::int64_t(work.index) * p.heads + work.head;
+  p.told[pair * p.row_blocks * S::Rows + work.row0 + at] = told;
+  if (at >= work.rows) return;
+  const std::int64_t i =
+      (std::int64_t(work.q_batch) * p.heads + work.head) * p.q_rows + work.q_start + work.row0 + at;
+  const Sm90Statistics& to = p.statistics;
+  if (to.entropy) to.entropy[i] = sees ? told.entropy : 0.f;
+  if (to.top_weight) to.top_weight[i] = sees ? told.top_weight : 0.f;
+  if (to.top_index) to.top_index[i] = sees ? (lane == 0 ? watch.top_key[0] : watch.top_key[1]) : -1;
 }
 
 template <class S>
 __device__ void compute(const Params& p, Shared<S>& shared) {
   using T = typename S::T;
-  const int consumer = threadIdx.x / 128 - 1;
+  // Taken from the first lane, so that the compiler knows it to be one for all, and what follows
+  // from it too: which tiles are visited, and which are masked. It keeps that, and what products
+  // are issued with, in registers of the warp.
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - 4, consumer = warp / 4;
   const bool leads_warp = threadIdx.x % 32 == 0;
   // This thread's first row, and its warp's, within the block.
-  const int warp_row = 64 * consumer + threadIdx.x % 128 / 32 * 16;
+  const int warp_row = 16 * warp;
   const int row = warp_row + threadIdx.x % 32 / 4;
   WorkReader<S> reader{shared};
   Turn<1> q_turn;
@@ -170,9 +151,27 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
 
     const KeyRange tiles = work.tiles, plain = work.plain;
     if (tiles.begin < tiles.end) {
-      // What all rows of this warp see needs no mask.
-      const KeyRange unmasked = tiles_within<S>(
-          work.sight.of_all(work.row0 + warp_row, work.row0 + warp_row + 15), kUnbounded);
+      const KeyRange seen = tiles_of_rows<S>(work, 64 * consumer);
+      // What all rows of this warp see needs no mask. Rows that see nothing, or do not exist, need
+      // one only where somebody watches.
+      const bool all_see = !S::Statistics || warp_row + 16 <= work.seeing;
+      const KeyRange unmasked =
+          all_see
+              ? tiles_within<S>(work.sight.of_all(work.row0 + warp_row, work.row0 + warp_row + 15),
+                                kUnbounded)
+              : KeyRange{0, 0};
+      const auto seen_by = [&](int at) {
+        return S::Statistics && at >= work.seeing ? KeyRange{0, 0} : work.sight.of(work.row0 + at);
+      };
+      const auto hide_tile = [&](int key0) {
+        const KeyRange keys[2] = {seen_by(row), seen_by(row + 8)};
+        if constexpr (S::Statistics)
+          visit_seen(s, keys, key0, [&](float& x, std::uint32_t visible, std::uint32_t bit) {
+            watch.count_or_hide(x, visible, bit);
+          });
+        else
+          hide(s, keys, key0, -kInfinity);
+      };
       // Scores of a tile to weights, in place; false if `o` keeps its scale.
       const auto weigh = [&](int tile) {
         if constexpr (S::Softcap) {
@@ -180,13 +179,11 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
           for (float& x : s) x = tanh_fast(x * p.inner_scale);
         }
         const bool masked = tile < unmasked.begin || tile >= unmasked.end;
-        if (masked)
-          hide(s, {work.sight.of(work.row0 + row), work.sight.of(work.row0 + row + 8)},
-               tile * S::Keys, S::Statistics ? kHiddenScore : -kInfinity);
         if constexpr (S::Statistics) {
           watch.masked = masked;
           watch.key0 = tile * S::Keys;
         }
+        if (masked) hide_tile(tile * S::Keys);
         return softmax.step(s, p.scale, factor, watch);
       };
       // Values of a tile have come, and are fit for the product.
@@ -197,8 +194,20 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         inspected_phases ^= 1 << turn.stage;
       };
 
+      // A tile that no row of this warpgroup sees.
+      const auto pass_over = [&](int tile) {
+        shared.k_ring.wait_full(turn);
+        release(shared.k_ring.empty[turn.stage]);
+        wait_values(tile);
+        release(shared.v_ring.empty[turn.stage]);
+        turn.next();
+        turnstile.enter();
+        turnstile.pass();
+      };
+
       int tile = tiles.end - 1;
       shared.q_ring.wait_full(q_turn);
+      for (; tile >= seen.end; --tile) pass_over(tile);
       shared.k_ring.wait_full(turn);
       issue_scores(turn.stage);
       wgmma_wait<0>(s);
@@ -206,7 +215,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       weigh(tile);
       pack_operands<T>(weights, s);
 
-      for (; tile > tiles.begin; --tile) {
+      for (; tile > seen.begin; --tile) {
         Turn<S::Stages> next = turn;
         next.next();
         shared.k_ring.wait_full(next);
@@ -237,6 +246,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       wgmma_wait<0>(o);
       release(shared.v_ring.empty[turn.stage]);
       turn.next();
+      while (--tile >= work.tiles.begin) pass_over(tile);
       if (work.tainted[0] || work.tainted[1] || work.tainted[2])
         restore_tainted<S>(p, work, work.row0 + row, o);
     }
@@ -245,7 +255,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     store_rows<S>(p, work, row, o, factor, lse);
     if constexpr (S::Statistics)
       store_statistics<S>(p, work, row, watch, softmax);
-    else if (p.sums)
+    else if (p.largest)
       store_largest<S>(p, work, row, softmax);
     reader.release();
   }

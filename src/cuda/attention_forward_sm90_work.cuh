@@ -53,7 +53,8 @@ struct Params {
   float scale;        // of scores, times log2(e)
   float inner_scale;  // with softcap: score / softcap before tanh
   Sm90Statistics statistics;
-  WarpSums* sums;  // [pairs][row_blocks][warps], or null: no statistics
+  float* largest;  // [pairs][row_blocks][warps]: scores, for a pass without a watch, or null
+  RowTold* told;   // [pairs][row_blocks][Rows], for a pass with one
 };
 
 // A block of query rows and the tiles of keys it visits.
@@ -131,6 +132,18 @@ __device__ Work make_work(const Params& p, int ticket) {
     work.plain = tiles_within<S>(work.sight.of_all(work.row0, last), p.k_rows - sequence.k_start);
   }
   return work;
+}
+
+// Of the tiles that a Work visits, those of which some of its rows row .. row + 63 see a key; one
+// at least.
+template <class S>
+__device__ KeyRange tiles_of_rows(const Work& work, int row) {
+  const int last = min(row + 64, work.seeing) - 1;
+  if (row > last) return {work.tiles.begin, work.tiles.begin + 1};
+  const KeyRange some = work.sight.of_some(work.row0 + row, work.row0 + last);
+  const int begin = min(max(some.begin / S::Keys, work.tiles.begin), work.tiles.end - 1);
+  const int end = min((some.end + S::Keys - 1) / S::Keys, work.tiles.end);
+  return {begin, max(end, begin + 1)};
 }
 
 // The serving lane hands Works out; everyone else takes them in the same order.

@@ -46,11 +46,11 @@ __device__ inline std::uint32_t keys_before(int end) {
   return count >= 32 ? ~0u : (1u << count) - 1;
 }
 
-// Hides what a thread's two rows do not see in accumulators of keys key0, ... A word of bits tells
-// of 32 keys, and its bits become predicates several at a time: two comparisons of each key cost
-// more.
-template <int Count>
-__device__ void hide(float (&s)[Count], const KeyRange (&seen)[2], int key0, float hidden) {
+// Visits the accumulators of keys key0, ... that a thread has of its two rows: `visit` gets each,
+// with a word and the bit of it that says whether the row sees the key. A word tells of 32 keys,
+// and its bits become predicates several at a time: two comparisons of each key cost more.
+template <int Count, class Visit>
+__device__ void visit_seen(float (&s)[Count], const KeyRange (&seen)[2], int key0, Visit visit) {
   constexpr int Bits = 32, Keys = 4 * Bits;  // 32 in each of the four lanes of a row
   const int column = key0 + 2 * (threadIdx.x % 4);
 #pragma unroll
@@ -61,11 +61,18 @@ __device__ void hide(float (&s)[Count], const KeyRange (&seen)[2], int key0, flo
       const std::uint32_t visible =
           keys_before(end - word * Keys) & ~keys_before(begin - word * Keys);
 #pragma unroll
-      for (int n = 0; n < Bits && word * Bits + n < Count / 2; ++n) {
-        if ((visible >> n & 1) == 0) s[(word * Bits + n) / 2 * 4 + 2 * r + n % 2] = hidden;
-      }
+      for (int n = 0; n < Bits && word * Bits + n < Count / 2; ++n)
+        visit(s[(word * Bits + n) / 2 * 4 + 2 * r + n % 2], visible, 1u << n);
     }
   }
+}
+
+// Hides what a thread's two rows do not see.
+template <int Count>
+__device__ void hide(float (&s)[Count], const KeyRange (&seen)[2], int key0, float hidden) {
+  visit_seen(s, seen, key0, [&](float& x, std::uint32_t visible, std::uint32_t bit) {
+    if ((visible & bit) == 0) x = hidden;
+  });
 }
 
 }  // namespace qkv::cuda

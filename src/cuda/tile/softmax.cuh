@@ -36,10 +36,8 @@ __device__ inline float quad_sum(float x) {
 // Nobody watches the scores. ScoreWatch (statistics.cuh) says what there is to watch.
 struct NoWatch {
   __device__ static float known(float largest) { return largest; }
-  __device__ static bool counts() { return true; }
-  __device__ void count(int, float, float) {}
-  template <int Count>
-  __device__ void count_carefully(const float (&)[Count]) {}
+  __device__ static bool counts() { return false; }
+  __device__ void count(float) {}
   template <int Count>
   __device__ void find_keys(const float (&)[Count], const float (&)[2], const float (&)[2]) {}
   __device__ void rescale(int, float, float, float) {}
@@ -62,15 +60,8 @@ struct OnlineSoftmax {
   template <int Count, class Watch>
   __device__ bool step(float (&s)[Count], float scale, float (&factor)[2], Watch& watch) {
     float shift[2], largest_here[2];
-    bool extreme = false;
-    // Lanes exchange nothing within these branches, which the compiler cannot know to be one for
-    // all lanes: it would take what products are issued with through other registers.
-    if (watch.counts()) {
-      largest_of_lane<true>(s, largest_here, watch);
-    } else {
-      watch.count_carefully(s);
-      largest_of_lane<false>(s, largest_here, watch);
-    }
+    bool extreme = false, counts = watch.counts();
+    largest_of_lane(s, largest_here);
 #pragma unroll
     for (int r = 0; r < 2; ++r) largest_here[r] = Watch::known(quad_max(largest_here[r]));
     watch.find_keys(s, largest_here, top);
@@ -91,22 +82,24 @@ struct OnlineSoftmax {
     if (__any_sync(0xffffffff, extreme)) {
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
+        if (counts) watch.count(s[i]);
         const float largest = maximum[i / 2 % 2];
         s[i] -= largest == -kInfinity ? 0.f : largest;
       }
       shift[0] = shift[1] = 0;
+      counts = false;
     }
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      const int r = i / 2 % 2;
-      const float exponent = fmaf(s[i], scale, -shift[r]);
-      s[i] = exp2_fast(exponent);
-      sum[r] += s[i];
-      watch.weigh(r, exponent, s[i]);
-    }
+    if (counts)
+      weigh<true>(s, scale, shift, watch);
+    else
+      weigh<false>(s, scale, shift, watch);
     return __any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1);
   }
 
+  // The largest score of a row whose sum is whole. The sum knows of NaN, which a maximum does not.
+  __device__ float largest_score(int r) const {
+    return sum[r] != sum[r] && top[r] != kInfinity ? sum[r] : top[r];
+  }
   // The rows' whole sums, and their natural log-sum-exp.
   __device__ void finish(float scale, float (&lse)[2]) {
 #pragma unroll
@@ -117,18 +110,26 @@ struct OnlineSoftmax {
   }
 
  private:
-  // Comparing and adding are the work of different units: what is added up of the scores is added
-  // here.
+  // Four comparisons at a time that do not wait for one another.
+  template <int Count>
+  __device__ static void largest_of_lane(const float (&s)[Count], float (&largest)[2]) {
+    float four[4] = {s[0], s[1], s[2], s[3]};
+#pragma unroll
+    for (int i = 4; i < Count; ++i) four[i % 4] = fmaxf(four[i % 4], s[i]);
+    largest[0] = fmaxf(four[0], four[1]);
+    largest[1] = fmaxf(four[2], four[3]);
+  }
+  // Scores are counted here, beside exponentials, whose unit takes 8 cycles for those of a warp.
   template <bool Counts, int Count, class Watch>
-  __device__ void largest_of_lane(const float (&s)[Count], float (&largest)[2], Watch& watch) {
+  __device__ void weigh(float (&s)[Count], float scale, const float (&shift)[2], Watch& watch) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      largest[r] = s[2 * r];
-#pragma unroll
-      for (int i = 2 * r; i < Count; i += 4) {
-        largest[r] = fmaxf(largest[r], fmaxf(s[i], s[i + 1]));
-        if (Counts) watch.count(r, s[i], s[i + 1]);
-      }
+    for (int i = 0; i < Count; ++i) {
+      const int r = i / 2 % 2;
+      if (Counts) watch.count(s[i]);
+      const float exponent = fmaf(s[i], scale, -shift[r]);
+      s[i] = exp2_fast(exponent);
+      sum[r] += s[i];
+      watch.weigh(r, exponent, s[i]);
     }
   }
 };

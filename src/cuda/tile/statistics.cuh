@@ -8,57 +8,55 @@
 
 namespace qkv::cuda {
 
-// Sums over the seeing rows of one warp. Moments as count, mean and sum of squared deviations.
-struct WarpSums {
-  float max_logit, pairs, mean, deviation;
-  float rows, entropy, entropy_relative, saturated;
+// What a row leaves behind for finish_statistics_kernel. Two rows that the same lanes have (row and
+// row + 8 of 16) share their moments: the first has the sum of their scores, the second that of the
+// squares, as the product gives them: times scale / log2(e) they are the user's.
+struct alignas(16) RowTold {
+  float top;  // the largest score; -inf: the row sees nothing
+  float entropy, top_weight, moment;
 };
 
-__device__ inline float rows_sum(float x) {  // over the 8 quads of a warp
-#pragma unroll
-  for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(0xffffffff, x, step);
-  return x;
+// The sum over the four lanes of a quad of each lane's two numbers: lanes of even number get that
+// of the first, those of odd number that of the second.
+__device__ inline float quad_sum_by_row(float first, float second) {
+  const bool is_odd = threadIdx.x % 2 != 0;
+  float x = is_odd ? second : first;
+  x += __shfl_xor_sync(0xffffffff, is_odd ? first : second, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
-
-// What a row tells when it is done.
-struct RowTold {
-  float entropy = 0, top_weight = 0, total = 0, squares = 0;
-  int top_key = -1;
-};
 
 // No score: those are larger. Finite, so that a weight of 0 times it is 0, while the scale is at
 // most kLargestWatchedScale.
 inline constexpr float kHiddenScore = -1e37f, kLargestWatchedScale = 16;
 
-// Watches the thread's two rows. `top_key` is the same in the quad, sums are the lane's own part
-// until `finish`. Scores are those of the product: times `unit` they are the user's. Without
-// FindsKeys, `top_key` is not looked for, and takes no registers.
+// Watches the thread's two rows. `top_key` is the same in the quad, sums are the lane's own part.
+// Without FindsKeys, `top_key` is not looked for, and takes no registers.
 template <bool FindsKeys>
 struct ScoreWatch {
   int top_key[2] = {-1, -1};
-  float weighted[2] = {0, 0};  // sum of p log2(p), p being weights before the division
-  float total[2] = {0, 0}, squares[2] = {0, 0};
-  int key0 = 0;         // of the tile that comes next
-  bool masked = false;  // whether it has hidden pairs
+  float weighted[2] = {0, 0};    // sum of p log2(p), p being weights before the division
+  float total = 0, squares = 0;  // of both rows: registers are few
+  int key0 = 0;                  // of the tile that comes next
+  bool masked = false;           // whether it has hidden pairs
 
   __device__ static float known(float largest) {
     return largest <= kHiddenScore ? -kInfinity : largest;
   }
 
-  // Moments of a tile's scores: two by two where all of them count.
+  // Moments of a tile's scores: where some are hidden, when that is done, else beside the weights.
   __device__ bool counts() const { return !masked; }
-  __device__ void count(int r, float first, float second) {
-    total[r] += first + second;
-    squares[r] = fmaf(first, first, fmaf(second, second, squares[r]));
+  __device__ void count(float score) {
+    total += score;
+    squares = fmaf(score, score, squares);
   }
-  template <int Count>
-  __device__ void count_carefully(const float (&s)[Count]) {
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      const float x = s[i] <= kHiddenScore ? 0.f : s[i];
-      total[i / 2 % 2] += x;
-      squares[i / 2 % 2] = fmaf(x, x, squares[i / 2 % 2]);
-    }
+  // In the compiler's own words this becomes a copy of all scores, for which there is no room.
+  __device__ void count_or_hide(float& score, std::uint32_t seen, std::uint32_t bit) {
+    asm("{.reg .pred p; .reg .b32 t; and.b32 t, %3, %4; setp.ne.b32 p, t, 0;\n"
+        "@p add.f32 %1, %1, %0;\n"
+        "@p fma.rn.f32 %2, %0, %0, %2;\n"
+        "@!p mov.f32 %0, %5;}"
+        : "+f"(score), "+f"(total), "+f"(squares)
+        : "r"(seen), "r"(bit), "f"(kHiddenScore));
   }
   // Of a tile's scores, whose largest of each row are `largest`; `top` was the largest before.
   template <int Count>
@@ -92,55 +90,20 @@ struct ScoreWatch {
     weighted[r] = fmaf(exponent, weight, weighted[r]);
   }
 
-  __device__ void finish(int r, float sum, RowTold& told) const {
-    told.total = quad_sum(total[r]);
-    told.squares = quad_sum(squares[r]);
-    const float entropy = (log2f(sum) - quad_sum(weighted[r]) / sum) * kLn2;
+  // Of the row of this lane, the first for lanes of even number.
+  __device__ RowTold finish(const OnlineSoftmax& softmax, float scale) const {
+    const bool is_odd = threadIdx.x % 2 != 0;
+    const float part = quad_sum_by_row(weighted[0], weighted[1]);
+    const float sum = is_odd ? softmax.sum[1] : softmax.sum[0];
+    const float maximum = is_odd ? softmax.maximum[1] : softmax.maximum[0];
+    const float share = 1 / sum, entropy = (log2f(sum) - part * share) * kLn2;
+    RowTold told;
+    told.top = is_odd ? softmax.largest_score(1) : softmax.largest_score(0);
     told.entropy = entropy < 0 ? 0.f : entropy;  // NaN stays
-    told.top_key = top_key[r];
+    told.top_weight = exp2_fast((told.top - maximum) * scale) * share;
+    told.moment = quad_sum_by_row(total, squares);
+    return told;
   }
 };
-
-// All rows of the warp together. `visible` counts the keys that rows see, 0 for rows left out;
-// `top_score` is their largest score.
-__device__ inline WarpSums sum_rows(const RowTold (&rows)[2], const float (&top_score)[2],
-                                    const int (&visible)[2], float unit) {
-  const bool one = threadIdx.x % 4 == 0;  // of each quad
-  float n = 0, total = 0, seeing = 0, entropy = 0, relative = 0, saturated = 0;
-  float top = -kInfinity;
-  bool unknown = false;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (visible[r] == 0 || !one) continue;
-    n += float(visible[r]);
-    total += rows[r].total * unit;
-    seeing += 1;
-    entropy += rows[r].entropy;
-    relative += visible[r] > 1 ? rows[r].entropy / logf(float(visible[r])) : 0.f;
-    saturated += rows[r].top_weight > 0.99f ? 1.f : 0.f;
-    top = fmaxf(top, top_score[r]);
-    unknown |= top_score[r] != top_score[r];
-  }
-  WarpSums sums;
-  sums.pairs = rows_sum(quad_sum(n));
-  sums.mean = sums.pairs > 0 ? rows_sum(quad_sum(total)) / sums.pairs : 0.f;
-  float deviation = 0;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (visible[r] == 0 || !one) continue;
-    const float mean = rows[r].total * unit / float(visible[r]);
-    deviation += fmaxf(rows[r].squares * unit * unit - mean * mean * float(visible[r]), 0.f) +
-                 float(visible[r]) * (mean - sums.mean) * (mean - sums.mean);
-  }
-  sums.deviation = rows_sum(quad_sum(deviation));
-  sums.rows = rows_sum(quad_sum(seeing));
-  sums.entropy = rows_sum(quad_sum(entropy));
-  sums.entropy_relative = rows_sum(quad_sum(relative));
-  sums.saturated = rows_sum(quad_sum(saturated));
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
-  sums.max_logit = __any_sync(0xffffffff, unknown) ? NAN : top * unit;
-  return sums;
-}
 
 }  // namespace qkv::cuda
