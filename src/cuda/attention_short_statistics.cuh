@@ -114,7 +114,7 @@ struct RowNumbers {
 __device__ inline void store_head(const ShortStatistics& to, std::int64_t result,
                                   const HeadPart* parts, int count) {
   float top = -INFINITY, rows = 0, entropy = 0, relative = 0, saturated = 0;
-  double pairs = 0, total = 0, squares = 0;
+  float pairs = 0, total = 0, squares = 0;
   for (int n = 0; n < count; ++n) {
     const HeadPart& part = parts[n];
     if (part.top > top || isnan(part.top)) top = part.top;
@@ -123,20 +123,20 @@ __device__ inline void store_head(const ShortStatistics& to, std::int64_t result
     relative += part.relative;
     saturated += part.saturated;
   }
-  const auto gap = [&](const HeadPart& part) { return double{part.top} - top + part.mean; };
+  const auto gap = [&](const HeadPart& part) { return part.top - top + part.mean; };
   for (int n = 0; n < count; ++n) {
     if (parts[n].rows == 0) continue;
     pairs += parts[n].pairs;
     total += parts[n].pairs * gap(parts[n]);
   }
-  const double mean = total / max(pairs, 1.0);
+  const float mean = total / fmaxf(pairs, 1);
   for (int n = 0; n < count; ++n) {
     if (parts[n].rows == 0) continue;
-    const double off = gap(parts[n]) - mean;
-    squares += parts[n].squares + parts[n].pairs * off * off;
+    const float off = gap(parts[n]) - mean;
+    squares += fmaf(parts[n].pairs * off, off, parts[n].squares);
   }
-  const auto put = [&](float* where, double value) {
-    if (where != nullptr) where[result] = static_cast<float>(pairs > 0 ? value : 0);
+  const auto put = [&](float* where, float value) {
+    if (where != nullptr) where[result] = pairs > 0 ? value : 0.0f;
   };
   if (to.max_logit != nullptr) to.max_logit[result] = top;
   put(to.score_mean, top == INFINITY ? INFINITY : top + mean);
