@@ -40,6 +40,8 @@ function(qkv_cuda_library name)
   set_target_properties(${name} PROPERTIES CXX_STANDARD 20 CUDA_STANDARD 20)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include)
   target_link_libraries(${name} PRIVATE fmt::fmt)
+  # constexpr functions of core/ run on the device too.
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
   if(BUILD_SHARED_LIBS)
     set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   endif()

@@ -8,6 +8,7 @@
 #include "expect_error.h"
 #include "qkv/autograd.h"
 #include "qkv/checkpoint.h"
+#include "qkv/generate.h"
 #include "qkv/models/model.h"
 #include "qkv/ops.h"
 #include "qkv/optim.h"
@@ -204,6 +205,26 @@ TEST_F(Cuda, GivesTheSameBitsEveryTime) {
   };
   const std::vector<std::uint8_t> once = gradient();
   for (int i = 0; i < 3; ++i) EXPECT_EQ(gradient(), once);
+}
+
+// The same seed draws the same tokens, as far as the logits agree.
+TEST_F(Cuda, GeneratesAsTheCpuDoes) {
+  for (const char* name : {"gpt2", "llama", "t5"}) {
+    const auto generated = [&](Device device, const GenerateOptions& options) {
+      const auto model = load_model(golden(name), {.dtype = DType::f32, .device = device});
+      return generate(*model, {{5, 6, 7}, {8, 9, 10}, {11, 12}}, options);
+    };
+    for (const std::uint64_t seed : {1, 2}) {
+      const GenerateOptions options{.max_new_tokens = 12,
+                                    .temperature = 1.2,
+                                    .top_k = 40,
+                                    .top_p = 0.95,
+                                    .repetition_penalty = 1.1,
+                                    .seed = seed};
+      EXPECT_EQ(generated(kGpu, options), generated(kCpu, options)) << name;
+    }
+    EXPECT_EQ(generated(kGpu, {.max_new_tokens = 12}), generated(kCpu, {.max_new_tokens = 12}));
+  }
 }
 
 // Ten steps of AdamW on the whole of a small model, on both devices.

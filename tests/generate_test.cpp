@@ -16,61 +16,6 @@ namespace {
 using Ids = std::vector<std::int64_t>;
 using test::golden;
 
-// What choose_token can choose over a fine grid of draws.
-std::set<std::int64_t> choices(const std::vector<float>& logits, const GenerateOptions& options) {
-  std::set<std::int64_t> chosen;
-  for (int i = 0; i < 10000; ++i) chosen.insert(choose_token(logits, options, i / 10000.0));
-  return chosen;
-}
-
-TEST(Sampling, CutsWhatItSays) {
-  // Probabilities 0.5, 0.25, 0.125, 0.125.
-  const std::vector<float> logits{std::log(4.0f), std::log(2.0f), 0.0f, 0.0f};
-  EXPECT_EQ(choices(logits, {.temperature = 0}), (std::set<std::int64_t>{0}));
-  EXPECT_EQ(choices(logits, {.temperature = 1}), (std::set<std::int64_t>{0, 1, 2, 3}));
-  EXPECT_EQ(choices(logits, {.temperature = 1, .top_k = 2}), (std::set<std::int64_t>{0, 1}));
-  EXPECT_EQ(choices(logits, {.temperature = 1, .top_k = 3}), (std::set<std::int64_t>{0, 1, 2}));
-  EXPECT_EQ(choices(logits, {.temperature = 1, .top_p = 0.5}), (std::set<std::int64_t>{0}));
-  EXPECT_EQ(choices(logits, {.temperature = 1, .top_p = 0.7}), (std::set<std::int64_t>{0, 1}));
-  EXPECT_EQ(choices(logits, {.temperature = 1, .min_p = 0.3}), (std::set<std::int64_t>{0, 1}));
-  EXPECT_EQ(choices(logits, {.temperature = 1, .min_p = 1}), (std::set<std::int64_t>{0}));
-}
-
-TEST(Sampling, DrawsInProportion) {
-  const std::vector<float> logits{std::log(4.0f), std::log(2.0f), 0.0f, 0.0f};
-  std::vector<int> counts(4);
-  for (int i = 0; i < 40000; ++i) {
-    ++counts[static_cast<std::size_t>(choose_token(
-        logits, {.temperature = 1}, sampling_draw(3, 0, static_cast<std::uint64_t>(i))))];
-  }
-  EXPECT_NEAR(counts[0] / 40000.0, 0.5, 0.01);
-  EXPECT_NEAR(counts[1] / 40000.0, 0.25, 0.01);
-  EXPECT_NEAR(counts[3] / 40000.0, 0.125, 0.01);
-}
-
-TEST(Sampling, TemperatureSharpens) {
-  const std::vector<float> logits{1.0f, 0.0f};
-  const auto share = [&](double temperature) {
-    int first = 0;
-    for (int i = 0; i < 10000; ++i) {
-      first += choose_token(logits, {.temperature = temperature}, i / 10000.0) == 0 ? 1 : 0;
-    }
-    return first / 10000.0;
-  };
-  EXPECT_NEAR(share(1), 1 / (1 + std::exp(-1.0)), 1e-3);
-  EXPECT_NEAR(share(0.5), 1 / (1 + std::exp(-2.0)), 1e-3);
-}
-
-TEST(Sampling, RepetitionIsPenalized) {
-  std::vector<float> logits{2, -2, 1};
-  penalize_repetition(logits, Ids{0, 1, 1}, 2);
-  EXPECT_EQ(logits, (std::vector<float>{1, -4, 1}));
-}
-
-TEST(Sampling, BrokenLogitsAreAnError) {
-  EXPECT_THROW(choose_token(std::vector<float>{NAN, NAN}, {}, 0), Error);
-}
-
 TEST(Generate, ABatchIsItsSequences) {
   for (const std::string name : {"gpt2", "llama", "mistral", "gemma2", "bart", "t5"}) {
     SCOPED_TRACE(name);

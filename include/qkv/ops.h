@@ -126,4 +126,19 @@ struct CrossEntropyOptions {
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const CrossEntropyOptions& options = {});
 
+struct SampleOptions {
+  double temperature = 0;  // 0: the likeliest id
+  // What may be chosen, each cutting what the one before it left.
+  std::int64_t top_k = 0;         // the k likeliest; 0 = all
+  double top_p = 1;               // the likeliest that together reach this probability
+  double min_p = 0;               // those at least this share of the likeliest
+  double repetition_penalty = 1;  // > 1 makes ids that occurred less likely
+};
+// An id of each row of logits [..., V]: i64 [...], on their device. Where there is a choice,
+// `draws` decides (i64 [...], from 0 to 2^53 - 1). `occurred` i64 [..., N] are the ids to penalize,
+// each once; those outside [0, V) are passed over. The same logits and draws give the same ids on
+// every device. A row whose largest logit is not finite, or that holds NaN, gives -1.
+Tensor sample(const Tensor& logits, const Tensor& draws, const SampleOptions& options = {},
+              const Tensor& occurred = {});
+
 }  // namespace qkv

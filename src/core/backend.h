@@ -85,6 +85,7 @@ class Backend {
   virtual void running_sum(const Tensor& x, Tensor& carry, bool reverse, Tensor& y) = 0;
   // y = x / by: x [rows, W], whose rows may stand further apart, by f32 [rows], y [rows, W]
   // contiguous; x and y of any floating dtype.
+  virtual void sample(const SampleProblem& problem) = 0;
   virtual void divide_rows(const Tensor& x, const Tensor& by, Tensor& y) = 0;
   virtual void softmax_features(const FeatureProblem& problem) = 0;
   virtual void softmax_features_backward(const FeatureBackward& problem) = 0;

@@ -102,6 +102,20 @@ struct CrossEntropyBackward {
   Tensor dlogits;  // [rows, V]; rows may stand further apart
 };
 
+// An id of each row; core/sampling.h has the arithmetic. Everything contiguous.
+struct SampleProblem {
+  Tensor logits;  // f32 [rows, V], V <= kMaxChoices
+  Tensor draws;   // i64 [rows], in [0, 2^kDrawBits)
+  Tensor
+      occurred;  // i64 [rows, N]: ids to penalize, or none of [0, V); undefined without a penalty
+  double rate = 0;         // log2(e) / temperature; 0: the likeliest
+  std::int64_t top_k = 0;  // 0 = all
+  double top_p = 1;
+  double floor = 0;  // below the likeliest by more than this (which is <= 0) are no candidates
+  float penalty = 1;
+  Tensor ids;  // i64 [rows]; -1 where the largest logit is not finite
+};
+
 // One step of an optimiser; the tensors of a parameter are contiguous and of its shape.
 struct OptimizerItem {
   Tensor parameter;         // any floating dtype

@@ -96,6 +96,7 @@ class CpuBackend final : public Backend {
   void optimize(const OptimizerProblem& problem) override { cpu::optimize(problem); }
   void softmax(const Tensor& x, Tensor& y) override { cpu::softmax(x, y); }
   void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override {
+  void sample(const SampleProblem& problem) override { cpu::sample(problem); }
     cpu::softmax_backward(y, dy, dx);
   }
   void keep_triangle(const Tensor& x, bool upper, Tensor& y) override {

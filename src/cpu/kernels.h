@@ -33,6 +33,7 @@ void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t paddin
 void cross_entropy(const CrossEntropyProblem& problem);
 void cross_entropy_backward(const CrossEntropyBackward& problem);
 void optimize(const OptimizerProblem& problem);
+void sample(const SampleProblem& problem);
 void softmax(const Tensor& x, Tensor& y);
 void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx);
 AttentionKernels attention_kernels(const AttentionProblem& problem);

@@ -52,6 +52,7 @@ class CudaBackend final : public Backend {
   void cross_entropy_backward(const CrossEntropyBackward& problem) override;
   void optimize(const OptimizerProblem& problem) override;
   void softmax(const Tensor& x, Tensor& y) override;
+  void sample(const SampleProblem& problem) override;
   void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override;
   void keep_triangle(const Tensor& x, bool upper, Tensor& y) override;
   void running_sum(const Tensor& x, Tensor& carry, bool reverse, Tensor& y) override;

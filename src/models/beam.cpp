@@ -134,7 +134,7 @@ std::vector<std::vector<std::int64_t>> beam_search(
     for (Beam& beam : search.running) search.finished.add(std::move(beam.tokens), beam.sum);
     results[search.index] = search.finished.best();
   };
-  Tensor logits = decoding.start();
+  Tensor logits = to(decoding.start(), kCpu);  // where continuations are ranked
   for (std::int64_t number = 0; number < decoding.steps() && !active.empty(); ++number) {
     std::vector<std::size_t> firsts{0};
     for (const Search& search : active) firsts.push_back(firsts.back() + search.running.size());
@@ -164,7 +164,7 @@ std::vector<std::vector<std::int64_t>> beam_search(
     if (active.empty() || number + 1 == decoding.steps()) break;
     if (options.on_step && !options.on_step()) break;
     decoding.reorder(rows, same_memory);
-    logits = decoding.step(tokens);
+    logits = to(decoding.step(tokens), kCpu);
   }
   for (Search& search : active) conclude(search);
   return results;

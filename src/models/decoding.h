@@ -14,7 +14,7 @@ class Decoding {
   Decoding(const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
            const GenerateOptions& options);
 
-  // Logits [B, 1, V] of the first new token.
+  // Logits [B, 1, V] of the first new token, on the model's device.
   Tensor start();
   // Those of the next one, after each sequence got its token.
   Tensor step(const std::vector<std::int64_t>& tokens);

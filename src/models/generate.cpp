@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "models/decoding.h"
 #include "models/sampling.h"
+#include "ops/sample_options.h"
 #include "qkv/autograd.h"
 
 namespace qkv {
@@ -14,12 +15,7 @@ namespace {
 void check_options(const GenerateOptions& o) {
   check(o.max_new_tokens >= 0, "generate: max_new_tokens must not be negative, got {}",
         o.max_new_tokens);
-  check(o.temperature >= 0, "generate: temperature must not be negative, got {}", o.temperature);
-  check(o.top_k >= 0, "generate: top_k must not be negative, got {}", o.top_k);
-  check(o.top_p > 0 && o.top_p <= 1, "generate: top_p must be in (0, 1], got {}", o.top_p);
-  check(o.min_p >= 0 && o.min_p <= 1, "generate: min_p must be in [0, 1], got {}", o.min_p);
-  check(o.repetition_penalty > 0, "generate: repetition_penalty must be positive, got {}",
-        o.repetition_penalty);
+  check_sample_options("generate", sample_options(o));
   check(!o.kv_dtype || *o.kv_dtype == DType::bf16 || *o.kv_dtype == DType::i8,
         "generate: kv_dtype must be bf16 or i8, got {}", o.kv_dtype.value_or(DType::f32));
   check(o.beams >= 1, "generate: beams must be at least 1, got {}", o.beams);
@@ -30,6 +26,36 @@ struct Sequence {
   std::size_t index;                  // in the caller's order
   std::vector<std::int64_t> history;  // what the decoder has read, for the repetition penalty
 };
+
+// What each sequence has read, i64 [B, the longest], with -1 behind the shorter ones.
+Tensor occurred_in(const std::vector<Sequence>& active) {
+  std::size_t longest = 0;
+  for (const Sequence& sequence : active) longest = std::max(longest, sequence.history.size());
+  std::vector<std::int64_t> all(active.size() * longest, -1);
+  for (std::size_t row = 0; row < active.size(); ++row) {
+    std::copy(active[row].history.begin(), active[row].history.end(),
+              all.begin() + static_cast<std::ptrdiff_t>(row * longest));
+  }
+  return Tensor::from(
+      all, {static_cast<std::int64_t>(active.size()), static_cast<std::int64_t>(longest)});
+}
+
+// The next token of each sequence, chosen on the device of the logits [B, 1, V]: this waits for it.
+std::vector<std::int64_t> choose(const Tensor& logits, const std::vector<Sequence>& active,
+                                 const GenerateOptions& options, std::int64_t step) {
+  const auto rows = static_cast<std::int64_t>(active.size());
+  std::vector<std::int64_t> draws;
+  for (const Sequence& sequence : active) {
+    draws.push_back(sampling_draw(options.seed, sequence.index, static_cast<std::uint64_t>(step)));
+  }
+  const std::vector<std::int64_t> tokens =
+      sample(reshape(logits, {rows, -1}), Tensor::from(draws, {rows}), sample_options(options),
+             options.repetition_penalty != 1 ? occurred_in(active) : Tensor())
+          .to_vector<std::int64_t>();
+  check(std::find(tokens.begin(), tokens.end(), -1) == tokens.end(),
+        "generate: the logits are not numbers; the model or its input is broken");
+  return tokens;
+}
 
 }  // namespace
 
@@ -86,9 +112,8 @@ Tensor Decoding::step(const std::vector<std::int64_t>& tokens) {
   return logits_of({.mask = first_.mask, .decoder_ids = ids, .memory = memory_});
 }
 
-// On the CPU, where tokens are chosen.
 Tensor Decoding::logits_of(const ModelInput& input) {
-  return to(model_(input, {.cache = &cache_, .last_logits_only = true}).logits, kCpu);
+  return model_(input, {.cache = &cache_, .last_logits_only = true}).logits;
 }
 
 void Decoding::reorder(const std::vector<std::int64_t>& rows, bool same_memory) {
@@ -136,17 +161,12 @@ std::vector<std::vector<std::int64_t>> generate(
   }
   Tensor logits = decoding.start();
   for (std::int64_t step = 0; step < decoding.steps() && !active.empty(); ++step) {
+    const std::vector<std::int64_t> chosen = choose(logits, active, options, step);
     std::vector<std::int64_t> tokens, rows;
     std::vector<Sequence> still;
     for (std::size_t row = 0; row < active.size(); ++row) {
       Sequence& sequence = active[row];
-      const std::int64_t classes = logits.size(2);
-      const std::span<float> scores(logits.data<float>() + static_cast<std::int64_t>(row) * classes,
-                                    static_cast<std::size_t>(classes));
-      penalize_repetition(scores, sequence.history, options.repetition_penalty);
-      const double draw =
-          sampling_draw(options.seed, sequence.index, static_cast<std::uint64_t>(step));
-      const std::int64_t token = choose_token(scores, options, draw);
+      const std::int64_t token = chosen[row];
       results[sequence.index].push_back(token);
       sequence.history.push_back(token);
       const bool goes_on = !options.on_token || options.on_token(sequence.index, token);
