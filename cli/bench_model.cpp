@@ -9,6 +9,8 @@
 
 #include "command.h"
 #include "core/check.h"
+#include "models/decoding.h"
+#include "move_model.h"
 #include "progress.h"
 #include "qkv/cpu.h"
 #include "qkv/models/model.h"
@@ -49,7 +51,10 @@ std::unique_ptr<Model> open_model(const BenchModelOptions& o) {
             std::find(presets.begin(), presets.end(), o.model) != presets.end(),
         "bench model: '{}' is no folder, no config.json and no preset; presets are {}", o.model,
         fmt::join(presets, ", "));
-  return make_model(o.model, 1, dtype_from_string(o.dtype.empty() ? "f32" : o.dtype), o.group);
+  std::unique_ptr<Model> model =
+      make_model(o.model, 1, dtype_from_string(o.dtype.empty() ? "f32" : o.dtype), o.group);
+  move_model(*model, o.common.chosen_device());
+  return model;
 }
 
 // The whole input at once: an encoder's work, a decoder's prefill, an encoder-decoder's encoding.
@@ -61,6 +66,7 @@ Timings time_forward(const Model& model, const BenchModelOptions& o) {
   forward.run = [&] {
     nn::KvCache cache = o.cache(o.tokens);
     out = model({.ids = ids}, {.cache = is_decoder ? &cache : nullptr, .last_logits_only = true});
+    synchronize(o.common.chosen_device());
   };
   Progress progress(is_decoder ? "timing prefill" : "timing forward");
   TimingOptions timing;
@@ -70,35 +76,45 @@ Timings time_forward(const Model& model, const BenchModelOptions& o) {
   return forward.timings;
 }
 
-struct Decoding {
+struct DecodeTimes {
   Timings steps;
   std::size_t cache_bytes = 0;
 };
 
-Decoding time_decode(const Model& model, const BenchModelOptions& o) {
-  const bool is_pair = model.info().kind == ModelKind::encoder_decoder;
-  const Tensor ids = draw_ids(o.batch, o.tokens, model.info().vocabulary);
-  const Tensor next = draw_ids(o.batch, 1, model.info().vocabulary);
-  nn::KvCache cache = o.cache((is_pair ? 1 : o.tokens) + o.decode + 1);
-  const ModelContext context{.cache = &cache, .last_logits_only = true};
-  ModelInput step{.ids = next};
-  if (is_pair) {
-    step = {.decoder_ids = next, .memory = model({.ids = ids}).memory};
-  } else {
-    model({.ids = ids}, context);
+// Token by token behind a prompt, as `qkv generate` does it, but for the choice of the token.
+DecodeTimes time_decode(const Model& model, const BenchModelOptions& o, bool records) {
+  const std::int64_t vocabulary = model.info().vocabulary;
+  const std::vector<std::int64_t> ids =
+      draw_ids(o.batch, o.tokens, vocabulary).to_vector<std::int64_t>();
+  std::vector<std::vector<std::int64_t>> prompts;
+  for (std::int64_t b = 0; b < o.batch; ++b) {
+    prompts.emplace_back(ids.begin() + b * o.tokens, ids.begin() + (b + 1) * o.tokens);
   }
-  model(step, context);  // warm
-  Decoding result;
+  constexpr int kWarm = 3;
+  GenerateOptions options{.max_new_tokens = o.decode + kWarm + 1};
+  if (!o.kv_dtype.empty()) options.kv_dtype = dtype_from_string(o.kv_dtype);
+  Decoding decoding(model, prompts, options);
+  check(decoding.steps() == options.max_new_tokens,
+        "bench model: {} tokens and {} more are too many for the {} positions of the model",
+        o.tokens, options.max_new_tokens, model.info().max_positions);
+  decoding.records = records;
+  const Device device = o.common.chosen_device();
+  const std::vector<std::int64_t> next = draw_ids(o.batch, 1, vocabulary).to_vector<std::int64_t>();
+  decoding.start();
+  for (int i = 0; i < kWarm; ++i) decoding.step(next);
+  synchronize(device);
+  DecodeTimes result;
   Progress progress("timing decode");
   for (std::int64_t i = 0; i < o.decode; ++i) {
     const auto begin = std::chrono::steady_clock::now();
-    const ModelOutput out = model(step, context);
+    decoding.step(next);
+    synchronize(device);
     const std::chrono::duration<double, std::milli> taken =
         std::chrono::steady_clock::now() - begin;
     result.steps.milliseconds.push_back(taken.count());
     progress.update(static_cast<int>(i + 1), static_cast<int>(o.decode));
   }
-  result.cache_bytes = cache.bytes();
+  result.cache_bytes = decoding.cache_bytes();
   return result;
 }
 
@@ -123,6 +139,10 @@ void print_text(const nlohmann::ordered_json& r) {
     fmt::print("  {:<10}{:>10.2f} ms{:>12.1f} tokens/s{:>10.1f} GB/s of weights\n", "decode",
                r["decode_ms"].get<double>(), r["decode_tokens_per_s"].get<double>(),
                r["decode_gbytes_per_s"].get<double>());
+  }
+  if (r.contains("decode_ms_unrecorded")) {
+    fmt::print("  {:<10}{:>10.2f} ms  kernel by kernel, not recorded\n", "",
+               r["decode_ms_unrecorded"].get<double>());
   }
   fmt::print("\n  opened in {:.1f} ms, peak memory {:.0f} MB\n", r["open_ms"].get<double>(),
              r["peak_memory_bytes"].get<double>() * 1e-6);
@@ -168,7 +188,7 @@ void run_bench_model(const BenchModelOptions& o) {
       {"tokens_per_s", 1e3 * tokens / forward.median()},
       {"gflops", 2e-6 * tokens * static_cast<double>(in_products) / forward.median()}};
   if (info.kind != ModelKind::encoder && o.decode > 0) {
-    const Decoding decoding = time_decode(*model, o);
+    const DecodeTimes decoding = time_decode(*model, o, true);
     const double ms = decoding.steps.median();
     const std::int64_t read = in_products + info.vocabulary * info.hidden;
     report["decode_steps"] = o.decode;
@@ -178,6 +198,9 @@ void run_bench_model(const BenchModelOptions& o) {
     report["decode_gbytes_per_s"] =
         1e-6 * static_cast<double>(read) * static_cast<double>(size_of(dtype)) / ms;
     report["cache_bytes"] = decoding.cache_bytes;
+    if (o.common.chosen_device() != kCpu) {
+      report["decode_ms_unrecorded"] = time_decode(*model, o, false).steps.median();
+    }
   }
   report["peak_memory_bytes"] = peak_memory();
   if (o.common.json) {

@@ -9,6 +9,7 @@
 
 #include "command.h"
 #include "core/check.h"
+#include "move_model.h"
 #include "progress.h"
 #include "qkv/models/model.h"
 #include "qkv/ops.h"
@@ -36,14 +37,6 @@ Tensor draw_ids(const BenchTrainOptions& o, std::int64_t vocabulary, std::uint64
     ids.push_back(std::min(id, vocabulary - 1));
   }
   return Tensor::from(ids, {o.batch, o.length});
-}
-
-// Moves what a model has to a device. Tied weights are one tensor before and after.
-void move(Model& model, Device device) {
-  model.visit(nn::Visitor([&](const std::string&, Tensor& value, const Shape&) {
-    if (value.defined()) value = to(value, device);
-  }));
-  model.tie();
 }
 
 // Products of weights and of attention, forward and backward, for one step: each product of the
@@ -181,7 +174,7 @@ void run_bench_train(const BenchTrainOptions& o) {
   const std::unique_ptr<Model> model = make_model(o.config, 1, dtype_from_string(o.dtype));
   check(model->info().kind != ModelKind::encoder,
         "bench train: {} has no loss on text; choose a decoder or an encoder-decoder", o.config);
-  move(*model, o.common.chosen_device());
+  move_model(*model, o.common.chosen_device());
   const StepTimes times = time_steps(*model, o);
   const double ms = times.whole.median(), flops = flops_of(*model, o) * 1e3 / ms;
   const double peak = peak_flops(o);

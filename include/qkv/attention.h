@@ -31,7 +31,9 @@ struct Mask {
   Align align = Align::bottom_right;
   std::optional<std::int64_t> offset{};  // o itself, instead of `align`; may be negative
   Tensor offset_per_sequence{};          // i32 [B]: one o per sequence, instead of `align`
-  Tensor key_lengths{};                  // i32 [B]: j < key_lengths[b]
+  Tensor key_lengths{};                  // i32 [B]: j < key_lengths[b]. On a GPU they are not
+                                         // checked but cut to 0 .. Sk, and decoding waits for
+                                         // nothing
   Tensor query_lengths{};                // i32 [B]: rows from query_lengths[b] on see nothing
   Tensor query_offsets{};                // i32 [B+1]: packed sequences, q is [T, H, D]
   Tensor key_offsets{};                  // i32 [B+1]: the same for k and v; absent = query_offsets

@@ -159,6 +159,13 @@ struct RmsNorm final : Norm {
       : Norm({.width = width, .eps = eps, .rms = true, .weight_offset = weight_offset}) {}
 };
 
+// Where a step of one token stands, in the memory of the device: what a recorded step reads where
+// others have a number of the host.
+struct StepPlace {
+  Tensor position;  // i64 [1]: positions seen before the step
+  Tensor lengths;   // i32 [B]: keys each query sees, its own included
+};
+
 // Keys and values of the past, per layer. Memory is reserved for `capacity` positions and taken
 // from the system as it is written, so nothing that was stored moves when the cache grows. A layer
 // with a window keeps the last `window` positions only.
@@ -171,6 +178,7 @@ class KvCache {
   struct View {
     Tensor keys, values;                // [B, Hk, stored, D]
     Tensor key_scale{}, value_scale{};  // of i8: f32 [B, Hk, stored]
+    Tensor lengths{};                   // where the device alone knows how many are stored: i32 [B]
   };
   // Stores new keys and values [B, Hk, S, D] of a layer and returns all that it has. `window` = 0
   // keeps everything.
@@ -190,6 +198,11 @@ class KvCache {
   void reorder(const std::vector<std::int64_t>& rows, bool same_memory = false);
   // Which positions hold tokens rather than padding, boolean [B, length]; undefined = all.
   Tensor visible;
+  // While this is set, keys and values go where it says, nothing that was stored moves, and the
+  // clock stands still until `skip` moves it: a step under it can be recorded. Error where a layer
+  // keeps something else than all keys and values.
+  std::optional<StepPlace> place{};
+  void skip(std::int64_t count);  // so many positions were seen
 
  private:
   struct Rows {
@@ -203,6 +216,8 @@ class KvCache {
   };
   // Layer 0 comes first in every step and moves the clock.
   void advance(std::size_t layer, std::int64_t count);
+  void check_like(std::size_t layer, const Tensor& held, const Tensor& keys) const;
+  View append_at(const StepPlace& at, std::size_t layer, const Tensor& keys, const Tensor& values);
   Layer& layer(std::size_t index);
   Rows make_room(const Tensor& like, std::int64_t room) const;
 
@@ -231,8 +246,13 @@ class Rotary {
   explicit Rotary(const RotaryConfig& config);
   // positions i64 [S] or [B, S].
   RotaryTables operator()(const Tensor& positions) const;
+  // The same for positions on a device, [S], which the host does not read: all of them are below
+  // `limit`.
+  RotaryTables operator()(const Tensor& positions, std::int64_t limit) const;
 
  private:
+  struct Kept;  // tables of all positions below a limit, on a device
+  std::shared_ptr<Kept> kept_;
   RotaryConfig config_;
   std::vector<double> frequencies_;
   double magnitude_ = 1;

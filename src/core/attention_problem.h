@@ -24,6 +24,10 @@ struct AttentionProblem {
   Tensor k_scale, v_scale;  // f32 [B, Hk, Sk], of i8 keys and values that lie as rows; or undefined
   std::int64_t heads = 0, key_heads = 0, head_size = 0, value_size = 0;
   std::vector<AttentionSequence> sequences;
+  // i32 [B] on the device of q: k_visible of each sequence, and the offset that follows from it
+  // where the last query sees the last key; `sequences` hold all keys then. Undefined where the
+  // host knows them.
+  Tensor key_lengths;
 
   float scale = 1, softcap = 0, dropout = 0;
   std::uint64_t seed = 0;

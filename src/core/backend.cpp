@@ -4,6 +4,10 @@
 
 namespace qkv {
 
+std::unique_ptr<Recording> Backend::record(const std::function<void()>&) {
+  fail("record: this device runs what it is told at once, and records nothing");
+}
+
 std::shared_ptr<const Packed> Backend::pack_int8(const Tensor& weight, const Tensor&) {
   fail("PackedWeight: {} has no products of int8; load the weights as bf16", weight.device());
 }

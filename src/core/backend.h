@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -13,6 +14,14 @@
 #include "qkv/tensor.h"
 
 namespace qkv {
+
+// Work of a device that was recorded once and can be queued as often as wanted: the same kernels on
+// the same memory, whose contents may have changed.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  virtual void replay() = 0;
+};
 
 class Backend {
  public:
@@ -26,6 +35,13 @@ class Backend {
   virtual void fill(Tensor& x, double value) = 0;
   // Same shape; any strides; converts between dtypes.
   virtual void copy(const Tensor& from, Tensor& to) = 0;
+  // Rows [at, at + S) of data [B, H, N, D] become x [B, H, S, D]; both of one dtype and any
+  // strides. `at`, i64 [1], is read by the device; what would lie outside of data is not written.
+  virtual void store_rows(const Tensor& x, const Tensor& at, Tensor& data) = 0;
+  // Records what body() queues, and runs nothing of it. It may neither wait for the device nor send
+  // it bytes of the CPU; tensors it makes belong to the recording, which overwrites them each time
+  // it is replayed. What a device lacks is an Error, and so is a body that cannot be recorded.
+  virtual std::unique_ptr<Recording> record(const std::function<void()>& body);
 
   // Tensors of one shape, any strides; b may differ in dtype from a and y.
   virtual void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) = 0;
@@ -69,6 +85,7 @@ class Backend {
                                   Tensor& dtable) = 0;
   virtual void cross_entropy(const CrossEntropyProblem& problem) = 0;
   virtual void cross_entropy_backward(const CrossEntropyBackward& problem) = 0;
+  virtual void sample(const SampleProblem& problem) = 0;
   // Waits for nothing: whether the norm is finite is decided on the device.
   virtual void optimize(const OptimizerProblem& problem) = 0;
 
@@ -85,7 +102,6 @@ class Backend {
   virtual void running_sum(const Tensor& x, Tensor& carry, bool reverse, Tensor& y) = 0;
   // y = x / by: x [rows, W], whose rows may stand further apart, by f32 [rows], y [rows, W]
   // contiguous; x and y of any floating dtype.
-  virtual void sample(const SampleProblem& problem) = 0;
   virtual void divide_rows(const Tensor& x, const Tensor& by, Tensor& y) = 0;
   virtual void softmax_features(const FeatureProblem& problem) = 0;
   virtual void softmax_features_backward(const FeatureBackward& problem) = 0;

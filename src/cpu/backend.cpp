@@ -41,6 +41,9 @@ class CpuBackend final : public Backend {
   }
 
   void copy(const Tensor& from, Tensor& to) override { cpu::copy(from, to); }
+  void store_rows(const Tensor& x, const Tensor& at, Tensor& data) override {
+    cpu::store_rows(x, at, data);
+  }
 
   void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) override {
     cpu::binary(op, a, b, y);
@@ -93,10 +96,10 @@ class CpuBackend final : public Backend {
   void cross_entropy_backward(const CrossEntropyBackward& problem) override {
     cpu::cross_entropy_backward(problem);
   }
+  void sample(const SampleProblem& problem) override { cpu::sample(problem); }
   void optimize(const OptimizerProblem& problem) override { cpu::optimize(problem); }
   void softmax(const Tensor& x, Tensor& y) override { cpu::softmax(x, y); }
   void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override {
-  void sample(const SampleProblem& problem) override { cpu::sample(problem); }
     cpu::softmax_backward(y, dy, dx);
   }
   void keep_triangle(const Tensor& x, bool upper, Tensor& y) override {

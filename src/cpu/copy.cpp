@@ -257,5 +257,13 @@ void copy(const Tensor& from, Tensor& to) {
   }
 }
 
+void store_rows(const Tensor& x, const Tensor& at, Tensor& data) {
+  const std::int64_t first = *at.data<std::int64_t>();
+  if (first < 0 || first > data.size(2) - x.size(2)) return;
+  const std::int64_t strides[] = {data.stride(0), data.stride(1), data.stride(2), data.stride(3)};
+  Tensor rows = data.view(x.shape(), strides, first * data.stride(2));
+  copy(x, rows);
+}
+
 }  // namespace qkv::cpu
 #endif

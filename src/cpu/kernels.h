@@ -10,6 +10,7 @@
 namespace qkv::cpu {
 
 void copy(const Tensor& from, Tensor& to);
+void store_rows(const Tensor& x, const Tensor& at, Tensor& data);
 void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y);
 void scale(const Tensor& x, double factor, Tensor& y);
 void sum(const Tensor& x, Tensor& y);
@@ -32,8 +33,8 @@ void embedding(const Tensor& ids, const Tensor& table, Tensor& y);
 void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t padding, Tensor& dtable);
 void cross_entropy(const CrossEntropyProblem& problem);
 void cross_entropy_backward(const CrossEntropyBackward& problem);
-void optimize(const OptimizerProblem& problem);
 void sample(const SampleProblem& problem);
+void optimize(const OptimizerProblem& problem);
 void softmax(const Tensor& x, Tensor& y);
 void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx);
 AttentionKernels attention_kernels(const AttentionProblem& problem);

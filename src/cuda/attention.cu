@@ -103,6 +103,19 @@ PreparedJob prepare(CudaBackend& backend, const AttentionProblem& p) {
   return prepared;
 }
 
+// The problem for kernels whose host has to know how many keys each sequence has: waits.
+AttentionProblem with_lengths_read(const AttentionProblem& p) {
+  AttentionProblem read = p;
+  const std::vector<std::int32_t> lengths = p.key_lengths.to_vector<std::int32_t>();
+  for (std::size_t b = 0; b < lengths.size(); ++b) {
+    AttentionSequence& s = read.sequences[b];
+    s.k_visible = std::clamp<std::int64_t>(lengths[b], 0, s.k_rows);
+    s.offset = s.k_visible - s.q_seeing;
+  }
+  read.key_lengths = {};
+  return read;
+}
+
 // Arrays of one float per row, out of one allocation.
 struct RowArrays {
   Tensor memory;
@@ -119,6 +132,10 @@ struct RowArrays {
 
 void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionResults& out) {
   stream();  // the device is this one
+  if (p.key_lengths.defined()) {
+    if (cuda::decodes(p, out)) return cuda::hopper_forward(*this, p, out);
+    return attention_forward(cuda::with_lengths_read(p), out);
+  }
   const AttentionStatistics& wanted = out.statistics;
   if (wanted.received.defined()) {
     Tensor zeros = wanted.received;  // keys of no sequence stay so
@@ -164,6 +181,7 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
 
 void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionBackward& t) {
   stream();
+  if (p.key_lengths.defined()) return attention_backward(cuda::with_lengths_read(p), t);
   if (p.sequences.empty()) return;
   const bool is_short = cuda::why_not_short(p, t).empty();
   if (!is_short && cuda::why_not_split(p, t).empty()) return cuda::split_backward(*this, p, t);
@@ -210,6 +228,7 @@ AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,
   const bool short_backward = cuda::why_not_short(p, AttentionBackward()).empty();
   // Parts of a call with global positions go where calls without go.
   const auto forward = [&]() -> std::string {
+    if (p.key_lengths.defined() && cuda::decodes(p, results)) return "decode";
     if (short_forward) return "short";
     if (cuda::why_not_split(p, results).empty()) return "in parts";
     const std::string reason = cuda::why_not_hopper(p, results);
@@ -226,6 +245,7 @@ AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,
 
 void CudaBackend::attention_weights(const AttentionProblem& p, const AttentionWeights& wanted) {
   if (wanted.weights.numel() == 0) return;
+  if (p.key_lengths.defined()) return attention_weights(cuda::with_lengths_read(p), wanted);
   const cuda::PreparedJob prepared = cuda::prepare(*this, p);
   const Tensor heads = upload(cuda::bytes_of(wanted.heads));
   const Tensor rows = upload(cuda::bytes_of(wanted.rows));

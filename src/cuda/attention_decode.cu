@@ -46,6 +46,7 @@ struct Params {
   Sm90Strides q_strides, v_strides, out_strides;
   const Sm90Sequence* sequences;
   Sm90Sequence all_alike;
+  const std::int32_t* key_lengths;
   int heads, key_heads, group, head_size, q_rows, k_rows;
   int left, right;
   int row_blocks, parts;
@@ -82,6 +83,10 @@ struct Unit {
       sequence = p.sequences[at];
     else
       sequence.q_batch = sequence.k_batch = at;
+    if (p.key_lengths) {
+      sequence.k_visible = min(max(p.key_lengths[at], 0), sequence.k_rows);
+      sequence.offset = sequence.k_visible - sequence.q_seeing;
+    }
     sight = {p.left, p.right, sequence.offset, sequence.k_visible};
     row0 = block * kRows;
     rows = min(max(sequence.q_rows * p.group - row0, 0), kRows);
@@ -382,6 +387,7 @@ void launch(const Sm90Forward& call, const DecodePlan& plan, void* workspace, cu
   p.out_strides = call.out_strides;
   p.sequences = call.sequences;
   p.all_alike = call.all_alike;
+  p.key_lengths = call.key_lengths;
   p.heads = int(call.heads);
   p.key_heads = int(call.key_heads);
   p.group = int(call.heads / call.key_heads);

@@ -66,6 +66,10 @@ struct Sm90Forward {
   const Sm90Sequence* sequences = nullptr;
   Sm90Sequence all_alike;
 
+  // On the device, one for each sequence: k_visible, and what offset follows from it. Null: as the
+  // sequences say. Decoding only.
+  const std::int32_t* key_lengths = nullptr;
+
   std::optional<Sm90Statistics> statistics;
 
   // On the device: kSm90Tickets zeros, which are zeros again afterwards. Calls that may overlap

@@ -90,6 +90,7 @@ Sm90Forward call_of(const AttentionProblem& p, const AttentionResults& results) 
   call.right = !p.causal ? p.right : p.right < 0 ? 0 : std::min<std::int64_t>(p.right, 0);
   call.sequence_count = static_cast<std::int64_t>(p.sequences.size());
   for (const AttentionSequence& s : p.sequences) call.longest = std::max(call.longest, s.q_rows);
+  call.key_lengths = pointer<std::int32_t>(p.key_lengths);
   if (!p.sequences.empty()) call.all_alike = sequence_of(p.sequences.front());
   return call;
 }
@@ -175,6 +176,10 @@ std::string why_not_hopper(const AttentionProblem& p, const AttentionBackward& t
 
 std::string hopper_kernel(const AttentionProblem& p, const AttentionResults& results) {
   return decode_is_better(call_of(p, results)) ? "decode" : "sm90";
+}
+
+bool decodes(const AttentionProblem& p, const AttentionResults& results) {
+  return why_not_hopper(p, results).empty() && decode_is_better(call_of(p, results));
 }
 
 void hopper_forward(CudaBackend& backend, const AttentionProblem& p,

@@ -9,6 +9,8 @@ namespace qkv::cuda {
 // Empty when the fast kernels can run it, else what they cannot do.
 std::string why_not_hopper(const AttentionProblem& problem, const AttentionResults& results);
 std::string why_not_hopper(const AttentionProblem& problem, const AttentionBackward& tensors);
+// Whether they decode it, which they also do where only the device knows how many keys there are.
+bool decodes(const AttentionProblem& problem, const AttentionResults& results);
 // "decode" or "sm90".
 std::string hopper_kernel(const AttentionProblem& problem, const AttentionResults& results);
 void hopper_forward(CudaBackend& backend, const AttentionProblem& problem,

@@ -31,10 +31,7 @@ cudaMemPool_t pool_of(int index) {
   return pool;
 }
 
-void release(void* data, void* backend) {
-  // Errors here mean that the process is going down and the driver with it.
-  static_cast<void>(cudaFreeAsync(data, static_cast<CudaBackend*>(backend)->stream()));
-}
+void release(void* data, void* backend) { static_cast<CudaBackend*>(backend)->release(data); }
 
 }  // namespace
 
@@ -138,6 +135,7 @@ void CudaBackend::reset_peak_memory() {
 }
 
 std::shared_ptr<Storage> CudaBackend::allocate(std::size_t bytes) {
+  if (arena_) return allocate_recorded(bytes);
   const std::size_t asked = bytes > 0 ? bytes : 1;
   void* data = take(asked, stream(), "allocate");
   if (data == nullptr) {
@@ -151,7 +149,7 @@ std::shared_ptr<Storage> CudaBackend::allocate(std::size_t bytes) {
     check_cuda(cudaMemGetInfo(&unused, &all), "allocate");
     fail("out of memory: {} bytes on {}, which has {} of {} left", bytes, device(), unused, all);
   }
-  return std::make_shared<Storage>(data, bytes, device(), release, this);
+  return std::make_shared<Storage>(data, bytes, device(), qkv::release, this);
 }
 
 Tensor CudaBackend::upload(std::span<const std::byte> bytes) {
@@ -162,6 +160,8 @@ Tensor CudaBackend::upload(std::span<const std::byte> bytes) {
 }
 
 void CudaBackend::send(void* to, const void* from, std::size_t bytes) {
+  check(!arena_, "copy: {} bytes of the CPU cannot be recorded; they may be others next time",
+        bytes);
   const cudaStream_t queue = stream();
   if (bytes <= Outbox::kPart) {
     const std::scoped_lock lock(outbox_->mutex);

@@ -29,6 +29,8 @@ class CudaBackend final : public Backend {
   std::shared_ptr<Storage> allocate(std::size_t bytes) override;
   void fill(Tensor& x, double value) override;
   void copy(const Tensor& from, Tensor& to) override;
+  void store_rows(const Tensor& x, const Tensor& at, Tensor& data) override;
+  std::unique_ptr<Recording> record(const std::function<void()>& body) override;
   void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
   void scale(const Tensor& x, double factor, Tensor& y) override;
   void sum(const Tensor& x, Tensor& y) override;
@@ -50,9 +52,9 @@ class CudaBackend final : public Backend {
                           Tensor& dtable) override;
   void cross_entropy(const CrossEntropyProblem& problem) override;
   void cross_entropy_backward(const CrossEntropyBackward& problem) override;
+  void sample(const SampleProblem& problem) override;
   void optimize(const OptimizerProblem& problem) override;
   void softmax(const Tensor& x, Tensor& y) override;
-  void sample(const SampleProblem& problem) override;
   void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override;
   void keep_triangle(const Tensor& x, bool upper, Tensor& y) override;
   void running_sum(const Tensor& x, Tensor& carry, bool reverse, Tensor& y) override;
@@ -84,12 +86,17 @@ class CudaBackend final : public Backend {
   // Queues a copy from the CPU. The bytes have left when this returns, and it does not wait for
   // what the device has still to do.
   void send(void* to, const void* from, std::size_t bytes);
+  // Gives memory back once what is queued is done with it.
+  void release(void* data);
   // Counters that are zero between kernels: a kernel that uses them leaves them so.
   std::uint32_t* tickets(std::int64_t count);
 
  private:
   struct Blas;
   struct Outbox;
+  struct Arena;
+  class Graph;
+  std::shared_ptr<Storage> allocate_recorded(std::size_t bytes);
   // False where the library has no way to do it.
   bool product(const Product& problem);
   bool product_of_all(const Product& problem);
@@ -100,6 +107,7 @@ class CudaBackend final : public Backend {
   cudaStream_t stream_ = nullptr;
   std::size_t total_memory_ = 0;
   std::unique_ptr<Outbox> outbox_;
+  std::shared_ptr<Arena> arena_;  // while something is recorded: memory comes from here
   Tensor tickets_;
   std::shared_ptr<Blas> blas_;  // made by the first product
 };

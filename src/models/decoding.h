@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "models/recorded_step.h"
 #include "qkv/generate.h"
 #include "qkv/models/model.h"
 
@@ -22,15 +24,22 @@ class Decoding {
   void reorder(const std::vector<std::int64_t>& rows, bool same_memory = false);
   // How many tokens the positions of the model allow.
   std::int64_t steps() const { return steps_; }
+  // Whether steps may be recorded by a device that can: the same values, sooner.
+  bool records = true;
+  std::size_t cache_bytes() const { return cache_.bytes(); }
 
  private:
   Tensor logits_of(const ModelInput& input);
+  // Undefined where the step cannot be recorded.
+  Tensor recorded_step(const std::vector<std::int64_t>& tokens);
 
   const Model& model_;
   nn::KvCache cache_;
   ModelInput first_;
   Tensor memory_;
   std::int64_t steps_ = 0;
+  Device device_{};  // of the logits
+  std::optional<RecordedStep> recorded_;
 };
 
 // The best sequence for each prompt; all of them run at once.

@@ -106,17 +106,37 @@ Tensor Decoding::start() {
   return step(begin);
 }
 
+Tensor Decoding::recorded_step(const std::vector<std::int64_t>& tokens) {
+  const bool may = records && device_ != kCpu && model_.info().kind == ModelKind::decoder &&
+                   !cache_.visible.defined();
+  if (!may) return {};
+  try {
+    if (!recorded_) {
+      recorded_.emplace(model_, cache_, static_cast<std::int64_t>(tokens.size()), device_);
+    }
+    return (*recorded_)(tokens);
+  } catch (const Error&) {  // something in it needs the host; if it is more, the next try says so
+    records = false;
+    recorded_.reset();
+    return {};
+  }
+}
+
 Tensor Decoding::step(const std::vector<std::int64_t>& tokens) {
+  if (Tensor logits = recorded_step(tokens); logits.defined()) return logits;
   const Tensor ids = Tensor::from(tokens, {static_cast<std::int64_t>(tokens.size()), 1});
   if (model_.info().kind == ModelKind::decoder) return logits_of({.ids = ids});
   return logits_of({.mask = first_.mask, .decoder_ids = ids, .memory = memory_});
 }
 
 Tensor Decoding::logits_of(const ModelInput& input) {
-  return model_(input, {.cache = &cache_, .last_logits_only = true}).logits;
+  Tensor logits = model_(input, {.cache = &cache_, .last_logits_only = true}).logits;
+  device_ = logits.device();
+  return logits;
 }
 
 void Decoding::reorder(const std::vector<std::int64_t>& rows, bool same_memory) {
+  recorded_.reset();  // it knows where the tensors of the cache were
   cache_.reorder(rows, same_memory);
   if (!memory_.defined() || same_memory) return;
   const auto pick = [&](const Tensor& x) {

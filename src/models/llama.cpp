@@ -87,7 +87,9 @@ class Llama final : public Model {
     const std::int64_t past = context.cache != nullptr ? context.cache->length() : 0;
     check_length(name, past + input.ids.size(1), info_.max_positions);
     const DecoderPositions at = decoder_positions(name, input.ids, input.mask, context.cache);
-    const nn::RotaryTables tables = rotary_(at.positions);
+    const nn::RotaryTables tables = at.positions.device() == kCpu
+                                        ? rotary_(at.positions)
+                                        : rotary_(at.positions, context.cache->capacity());
     Tensor h = embed_(input.ids);
     if (embed_scale_ != 1) h = scale(h, embed_scale_);
     ModelOutput output;

@@ -87,6 +87,12 @@ DecoderPositions decoder_positions(const char* model, const Tensor& ids, const T
                                    nn::KvCache* cache) {
   const std::int64_t batch = ids.size(0), count = ids.size(1);
   const std::int64_t past = cache != nullptr ? cache->length() : 0;
+  if (cache != nullptr && cache->place) {
+    check(!mask.defined() && !cache->visible.defined() && count == 1,
+          "{}: a step at a place is one token for each sequence, without padding, got ids {}",
+          model, ids.shape());
+    return {.mask = {}, .positions = cache->place->position};
+  }
   std::vector<std::uint8_t> fresh(static_cast<std::size_t>(batch * count), 1);
   if (mask.defined()) fresh = visible_bytes(model, mask, ids.shape());
   const bool had_padding = cache != nullptr && cache->visible.defined();

@@ -18,7 +18,7 @@ Mask encoder_padding(const char* model, const ModelInput& input);
 // first token.
 struct DecoderPositions {
   Mask mask;
-  Tensor positions;  // i64 [S] or [B, S]
+  Tensor positions;  // i64 [S] or [B, S]; on the device where the cache has a place
 };
 DecoderPositions decoder_positions(const char* model, const Tensor& ids, const Tensor& mask,
                                    nn::KvCache* cache);

@@ -154,6 +154,7 @@ Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call
   const AttentionConfig& c = config();
   auto [queries, keys, values] = project(x, call);
   AttentionOptions options;
+  Tensor lengths;
   if (call.cache != nullptr) {
     KvCache::View view;
     if (!c.cross) {
@@ -166,12 +167,14 @@ Tensor MultiHeadAttention::operator()(const Tensor& x, const AttentionCall& call
     values = view.values;
     options.key_scale = view.key_scale;
     options.value_scale = view.value_scale;
+    lengths = view.lengths;
     if (is_floating(keys.dtype())) queries = to(queries, keys.dtype());
   }
   options.scale = c.scale;
   options.softcap = c.softcap;
   options.bias = call.bias;
   options.mask = call.mask;
+  if (lengths.defined()) options.mask = options.mask & Mask::lengths(lengths);
   Tensor& allowed = options.mask.allowed_pairs;
   if (allowed.defined() && allowed.size(-1) > keys.size(2)) {
     // A cache with a window has forgotten the oldest keys.

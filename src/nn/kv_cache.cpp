@@ -61,13 +61,38 @@ void KvCache::advance(std::size_t index, std::int64_t count) {
   length_ += count;
 }
 
+void KvCache::skip(std::int64_t count) {
+  advance(0, count);
+  for (Layer& l : layers_) l.stored += l.keys.data.defined() ? count : 0;
+}
+
 LinearState& KvCache::sums(std::size_t index, std::int64_t count) {
+  check(!place, "cache: layer {} keeps sums, which a step at a place cannot add to", index);
   advance(index, count);
   return layer(index).sums;
 }
 
+void KvCache::check_like(std::size_t index, const Tensor& held, const Tensor& keys) const {
+  check(held.size(0) == keys.size(0) && held.size(1) == keys.size(1) &&
+            held.size(3) == keys.size(3) && held.dtype() == dtype_.value_or(keys.dtype()),
+        "cache: layer {} holds {} {}, got keys {} {}: the cache is of another model or batch",
+        index, held.dtype(), held.shape(), keys.dtype(), keys.shape());
+}
+
+KvCache::View KvCache::append_at(const StepPlace& at, std::size_t index, const Tensor& keys,
+                                 const Tensor& values) {
+  Layer& l = layer(index);
+  check(l.keys.data.defined() && l.keys.data.size(2) == capacity_ && !l.keys.scale.defined(),
+        "cache: layer {} does not keep all keys and values as they are", index);
+  check_like(index, l.keys.data, keys);
+  backend(keys.device()).store_rows(to(keys, l.keys.data.dtype()), at.position, l.keys.data);
+  backend(keys.device()).store_rows(to(values, l.values.data.dtype()), at.position, l.values.data);
+  return {.keys = l.keys.data, .values = l.values.data, .lengths = at.lengths};
+}
+
 KvCache::View KvCache::append(std::size_t index, const Tensor& keys, const Tensor& values,
                               std::int64_t window) {
+  if (place) return append_at(*place, index, keys, values);
   Layer& l = layer(index);
   const std::int64_t count = keys.size(2);
   advance(index, count);
@@ -78,10 +103,7 @@ KvCache::View KvCache::append(std::size_t index, const Tensor& keys, const Tenso
     l.values = make_room(values, room);
   }
   const Tensor& held = l.keys.data;
-  check(held.size(0) == keys.size(0) && held.size(1) == keys.size(1) &&
-            held.size(3) == keys.size(3) && held.dtype() == dtype_.value_or(keys.dtype()),
-        "cache: layer {} holds {} {}, got keys {} {}: the cache is of another model or batch",
-        index, held.dtype(), held.shape(), keys.dtype(), keys.shape());
+  check_like(index, held, keys);
   if (l.stored + count > held.size(2)) {
     // Only a layer with a window gets here: what left the window is forgotten.
     const std::int64_t kept = std::min(l.stored, window - 1), begin = l.stored - kept;

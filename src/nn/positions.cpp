@@ -1,5 +1,7 @@
 #include <cmath>
+#include <mutex>
 #include <numbers>
+#include <numeric>
 
 #include "core/check.h"
 #include "qkv/nn.h"
@@ -28,7 +30,12 @@ double yarn_dimension(const RotaryConfig& c, double rotations) {
 
 }  // namespace
 
-Rotary::Rotary(const RotaryConfig& config) : config_(config) {
+struct Rotary::Kept {
+  std::mutex mutex;
+  RotaryTables tables;  // of positions 0, 1, ...
+};
+
+Rotary::Rotary(const RotaryConfig& config) : kept_(std::make_shared<Kept>()), config_(config) {
   check(config.head_size > 0 && config.head_size % 2 == 0,
         "rotary: the number of turning elements must be even, got {}", config.head_size);
   const std::int64_t half = config.head_size / 2;
@@ -93,6 +100,25 @@ RotaryTables Rotary::operator()(const Tensor& positions) const {
     }
   }
   return tables;
+}
+
+RotaryTables Rotary::operator()(const Tensor& positions, std::int64_t limit) const {
+  check(config_.scaling != "dynamic",
+        "rotary: dynamic scaling depends on the length, which only the device knows");
+  RotaryTables all;
+  {
+    const std::scoped_lock lock(kept_->mutex);
+    RotaryTables& kept = kept_->tables;
+    if (!kept.cos.defined() || kept.cos.size(0) < limit ||
+        kept.cos.device() != positions.device()) {
+      std::vector<std::int64_t> counted(static_cast<std::size_t>(limit));
+      std::iota(counted.begin(), counted.end(), 0);
+      const RotaryTables made = (*this)(Tensor::from(counted, {limit}));
+      kept = {to(made.cos, positions.device()), to(made.sin, positions.device())};
+    }
+    all = kept;
+  }
+  return {embedding(positions, all.cos), embedding(positions, all.sin)};
 }
 
 Tensor sinusoidal_positions(std::int64_t positions, std::int64_t width, bool alternating) {

@@ -78,6 +78,13 @@ std::vector<std::int32_t> check_offsets(const char* op, const char* name, const 
   return o;
 }
 
+// Whether the device alone is to read the lengths of keys: nothing then waits for it.
+bool keeps_lengths(const Mask& mask) {
+  return mask.key_lengths.defined() && mask.key_lengths.device() != kCpu &&
+         !mask.query_lengths.defined() && !mask.query_offsets.defined() &&
+         !mask.offset_per_sequence.defined() && !mask.offset && mask.align == Align::bottom_right;
+}
+
 // Lengths and diagonal of each sequence; packed or dense.
 std::vector<AttentionSequence> resolve_sequences(const char* op, const Tensor& q, const Tensor& k,
                                                  const Mask& mask) {
@@ -111,7 +118,8 @@ std::vector<AttentionSequence> resolve_sequences(const char* op, const Tensor& q
     }
   }
   const auto batch = static_cast<std::int64_t>(sequences.size());
-  const auto key_lengths = small_vector(op, "key_lengths", mask.key_lengths, batch, "[B]");
+  const auto key_lengths = small_vector(
+      op, "key_lengths", keeps_lengths(mask) ? Tensor() : mask.key_lengths, batch, "[B]");
   const auto query_lengths = small_vector(op, "query_lengths", mask.query_lengths, batch, "[B]");
   const auto offsets =
       small_vector(op, "offset_per_sequence", mask.offset_per_sequence, batch, "[B]");
@@ -239,6 +247,14 @@ AttentionProblem check_attention(const char* op, const Tensor& q, const Tensor& 
   problem.key_heads = k.size(1);
   problem.head_size = q.size(-1);
   problem.sequences = resolve_sequences(op, q, k, mask);
+  if (keeps_lengths(mask)) {
+    const Tensor& lengths = mask.key_lengths;
+    check(lengths.dtype() == DType::i32 && lengths.shape() == Shape{q.size(0)} &&
+              lengths.device() == q.device(),
+          "{}: mask.key_lengths must be i32 [{}] on the CPU or the device of q, got {} {} on {}",
+          op, q.size(0), lengths.dtype(), lengths.shape(), lengths.device());
+    problem.key_lengths = contiguous(lengths);
+  }
   problem.scale = options.scale.value_or(
       static_cast<float>(1 / std::sqrt(static_cast<double>(problem.head_size))));
   problem.softcap = options.softcap;
