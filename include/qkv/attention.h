@@ -111,6 +111,12 @@ struct AttentionOptions {
   // [B, Hk, Sk]. Few queries read the bytes as they are; many, a copy in the dtype of q. Forward
   // only, and not for packed sequences.
   Tensor key_scale{}, value_scale{};
+  // Keys and values in pages: k [P, Hk, page, D] and v [P, Hk, page, Dv] are pages of any
+  // sequences, and row b of this, i32 [B, N] on the CPU, names those of sequence b in their order:
+  // its key j is row j % page of page pages[b][j / page]. How many it has, mask.key_lengths says
+  // (on the CPU); what the table holds beyond is not looked at. Sk is N * page. Few queries read
+  // the pages where they lie; many, or a tape, a copy in one piece.
+  Tensor pages{};
   Statistics statistics = Statistics::none;
   bool deterministic = true;
 };

@@ -226,6 +226,54 @@ class KvCache {
   std::vector<Layer> layers_;
 };
 
+struct PagedCacheConfig {
+  std::int64_t layers = 0, kv_heads = 0, head_size = 0;
+  std::int64_t pages = 0;        // in the pool, of each layer
+  std::int64_t page_size = 128;  // positions of a page; multiples of 32 are read where they lie
+  DType dtype = DType::bf16;
+  Device device{};
+};
+// Keys and values of many sequences in the pages of one pool. Each is of a length of its own, grows
+// without anything being moved, and leaves its pages to others when it ends.
+class PagedCache {
+ public:
+  explicit PagedCache(const PagedCacheConfig& config);
+
+  std::int64_t add();                  // a sequence without positions yet: its number
+  void remove(std::int64_t sequence);  // its pages are free again, and so is its number
+  // Room for `count` positions more of each of these sequences, for all layers. Error where the
+  // pool has not enough pages left; nothing has changed then.
+  void extend(const std::vector<std::int64_t>& sequences, std::int64_t count);
+  // Keys and values [B, Hk, S, D] of the last S positions of each.
+  void store(std::size_t layer, const std::vector<std::int64_t>& sequences, const Tensor& keys,
+             const Tensor& values);
+
+  // As attention wants them: attention(q, view.keys, view.values, view.options()).
+  struct View {
+    Tensor keys, values;               // the pool of a layer, [pages, Hk, page_size, D]
+    Tensor pages, lengths;             // i32 [B, N], i32 [B]
+    AttentionOptions options() const;  // causal
+  };
+  View view(std::size_t layer, const std::vector<std::int64_t>& sequences) const;
+
+  std::int64_t length(std::int64_t sequence) const;
+  std::int64_t free_pages() const { return static_cast<std::int64_t>(free_.size()); }
+
+ private:
+  struct Sequence {
+    std::vector<std::int32_t> pages{};
+    std::int64_t length = 0;
+    bool exists = false;
+  };
+  const Sequence& at(std::int64_t sequence) const;
+  std::int64_t missing_pages(const Sequence& sequence, std::int64_t count) const;
+
+  PagedCacheConfig config_;
+  std::vector<Tensor> keys_, values_;  // of each layer
+  std::vector<std::int32_t> free_;
+  std::vector<Sequence> sequences_;
+};
+
 // Angles of rotary positions. `theta_i` = base^(-2i/R), changed by the scaling variants.
 struct RotaryConfig {
   std::int64_t head_size = 0;  // R: how many elements of a head turn

@@ -24,6 +24,9 @@ struct AttentionProblem {
   Tensor k_scale, v_scale;  // f32 [B, Hk, Sk], of i8 keys and values that lie as rows; or undefined
   std::int64_t heads = 0, key_heads = 0, head_size = 0, value_size = 0;
   std::vector<AttentionSequence> sequences;
+  // i32 [B, N], contiguous, on the CPU, checked: k and v are pools of pages [P, Hk, page, D] then,
+  // and the keys of a sequence are those of its row of pages, one after the other.
+  Tensor pages;
   // i32 [B] on the device of q: k_visible of each sequence, and the offset that follows from it
   // where the last query sees the last key; `sequences` hold all keys then. Undefined where the
   // host knows them.

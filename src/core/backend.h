@@ -107,6 +107,8 @@ class Backend {
   virtual void softmax_features_backward(const FeatureBackward& problem) = 0;
 
   virtual void attention_forward(const AttentionProblem& problem, const AttentionResults& out) = 0;
+  // Whether attention_forward reads these keys and values in pages; else they come in one piece.
+  virtual bool reads_pages(const AttentionProblem& problem, Statistics statistics) = 0;
   virtual void attention_backward(const AttentionProblem& problem,
                                   const AttentionBackward& tensors) = 0;
   virtual void attention_weights(const AttentionProblem& problem,

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "core/threads.h"
 #include "cpu/decode_chunk.h"
+#include "cpu/kernels.h"
 #include "cpu/scratch.h"
 #include "cpu/targets.h"
 
@@ -190,6 +192,27 @@ bool is_decode(const AttentionProblem& problem) {
     most_rows = std::max(most_rows, sequence.q_rows * problem.group());
   }
   return most_rows <= kMostRows && problem.q.size(2) > 0;
+}
+
+bool reads_pages(const AttentionProblem& problem) { return is_decode(problem); }
+
+Rows key_rows(const AttentionProblem& problem, const Tensor& x, const KeyRun& run,
+              Scratch<std::byte>& room) {
+  const AttentionSequence& s = problem.sequences[run.sequence];
+  if (!problem.pages.defined()) return rows_of(x, s.k_batch, run.key_head, s.k_start + run.first);
+  const std::int64_t page = x.size(2), width = x.size(3);
+  const auto* table = problem.pages.data<std::int32_t>() + run.sequence * problem.pages.stride(0);
+  const auto from = [&](std::int64_t key) {
+    return rows_of(x, table[key / page], run.key_head, key % page);
+  };
+  const Rows first = from(run.first);
+  if (run.first % page + run.count <= page) return first;  // all in one page
+  const auto bytes = width * static_cast<std::int64_t>(size_of(x.dtype()));
+  room = Scratch<std::byte>(run.count * bytes);
+  for (std::int64_t j = 0; j < run.count; ++j) {
+    std::memcpy(room.get() + j * bytes, from(run.first + j).data, static_cast<std::size_t>(bytes));
+  }
+  return {room.get(), first.dtype, width, 1};
 }
 
 void attention_decode(const AttentionProblem& problem, const AttentionResults& results) {

@@ -118,6 +118,9 @@ class CpuBackend final : public Backend {
   void attention_forward(const AttentionProblem& problem, const AttentionResults& out) override {
     cpu::attention_forward(problem, out);
   }
+  bool reads_pages(const AttentionProblem& problem, Statistics) override {
+    return cpu::reads_pages(problem);
+  }
   void attention_backward(const AttentionProblem& problem,
                           const AttentionBackward& tensors) override {
     cpu::attention_backward(problem, tensors);

@@ -50,8 +50,8 @@ class DecodeChunk {
   void run() {
     multiply_keys();
     for (std::int64_t g = 0; g < problem_.group(); ++g) weigh_head(g);
-    const Rows values =
-        rows_of(problem_.v, sequence_.k_batch, job_.key_head, sequence_.k_start + first_);
+    Scratch<std::byte> room;
+    const Rows values = key_rows(problem_, problem_.v, run_of_keys(), room);
     if (problem_.v_scale.defined()) {  // whole numbers: what is not finite is in the scale
       scale_columns(problem_.v_scale, true);
       multiply_values<std::int8_t>(values);
@@ -84,9 +84,11 @@ class DecodeChunk {
     return q;
   }
 
+  KeyRun run_of_keys() const { return {job_.sequence, job_.key_head, first_, keys_}; }
+
   void multiply_keys() {
-    const Rows keys =
-        rows_of(problem_.k, sequence_.k_batch, job_.key_head, sequence_.k_start + first_);
+    Scratch<std::byte> room;
+    const Rows keys = key_rows(problem_, problem_.k, run_of_keys(), room);
     const std::int64_t size = problem_.head_size;
     if (job_.engine != nullptr) {
       const Scratch<bf16> q = load_queries<bf16>();

@@ -35,6 +35,15 @@ struct DecodeJob {
   float* weights;  // [rows][kChunkKeys], or null
 };
 
+// Some neighbouring keys of a sequence.
+struct KeyRun {
+  std::int64_t sequence, key_head, first, count;
+};
+// Where they, or their values, lie. Those of several pages are put together in `room` first, for
+// which there is room in a core's cache.
+Rows key_rows(const AttentionProblem& problem, const Tensor& x, const KeyRun& run,
+              Scratch<std::byte>& room);
+
 void run_decode_chunk(const DecodeJob& job);
 // Row `row` of a tensor = f32 values rounded to its dtype.
 void store_decoded_row(const float* from, std::int64_t count, const Rows& to, std::int64_t row);

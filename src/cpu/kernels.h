@@ -38,6 +38,7 @@ void optimize(const OptimizerProblem& problem);
 void softmax(const Tensor& x, Tensor& y);
 void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx);
 AttentionKernels attention_kernels(const AttentionProblem& problem);
+bool reads_pages(const AttentionProblem& problem);
 void attention_forward(const AttentionProblem& problem, const AttentionResults& results);
 void attention_backward(const AttentionProblem& problem, const AttentionBackward& tensors);
 void attention_weights(const AttentionProblem& problem, const AttentionWeights& wanted);

@@ -132,6 +132,7 @@ struct RowArrays {
 
 void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionResults& out) {
   stream();  // the device is this one
+  if (p.pages.defined()) return cuda::hopper_forward(*this, p, out);
   if (p.key_lengths.defined()) {
     if (cuda::decodes(p, out)) return cuda::hopper_forward(*this, p, out);
     return attention_forward(cuda::with_lengths_read(p), out);
@@ -215,6 +216,13 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
   cuda::prepare_backward(job, prepared.grid, dtype, tensors, rows, stream());
   cuda::general_backward(job, prepared.grid, dtype, tensors, rows, stream());
   cuda::bias_backward(*this, job, prepared.grid, dtype, tensors, rows, t);
+}
+
+bool CudaBackend::reads_pages(const AttentionProblem& p, Statistics statistics) {
+  stream();  // the device is this one
+  AttentionResults results;
+  if (statistics != Statistics::none) results.statistics.max_logit = p.q;  // any tensor says so
+  return cuda::decodes(p, results);
 }
 
 AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,

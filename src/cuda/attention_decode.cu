@@ -47,6 +47,8 @@ struct Params {
   const Sm90Sequence* sequences;
   Sm90Sequence all_alike;
   const std::int32_t* key_lengths;
+  const std::int32_t* pages;  // null: K and V lie in one piece
+  int page_rows, pages_each;
   int heads, key_heads, group, head_size, q_rows, k_rows;
   int left, right;
   int row_blocks, parts;
@@ -72,12 +74,13 @@ struct alignas(1024) Shared {
 struct Unit {
   Sm90Sequence sequence;
   Sight sight;
+  int number;                // of the sequence
   int key_head, row0, rows;  // packed row r is query r / group of head key_head * group + r % group
 
   __device__ Unit(const Params& p, int index) {
     const int block = index % p.row_blocks;
     key_head = index / p.row_blocks % p.key_heads;
-    const int at = index / p.row_blocks / p.key_heads;
+    const int at = number = index / p.row_blocks / p.key_heads;
     sequence = p.all_alike;
     if (p.sequences)
       sequence = p.sequences[at];
@@ -90,6 +93,14 @@ struct Unit {
     sight = {p.left, p.right, sequence.offset, sequence.k_visible};
     row0 = block * kRows;
     rows = min(max(sequence.q_rows * p.group - row0, 0), kRows);
+  }
+  // Where a key lies: the batch of K and V, and its row there.
+  struct Place {
+    int batch, row;
+  };
+  __device__ Place place(const Params& p, int key) const {
+    if (!p.pages) return {sequence.k_batch, sequence.k_start + key};
+    return {p.pages[number * p.pages_each + key / p.page_rows], key % p.page_rows};
   }
   __device__ int query(const Params& p, int row) const { return (row0 + row) / p.group; }
   __device__ int head(const Params& p, int row) const {
@@ -154,6 +165,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int last_seeing = min(unit.query(p, unit.rows - 1), unit.sequence.q_seeing - 1);
   KeyRange some{0, 0};
   if (last_seeing >= unit.query(p, 0)) some = unit.sight.of_some(unit.query(p, 0), last_seeing);
+  if (p.pages) some.begin -= some.begin % S::Keys;  // no tile lies in two pages
   const int tiles = max(some.end - some.begin + S::Keys - 1, 0) / S::Keys;
   const int per_part = (tiles + p.parts - 1) / p.parts;
   const int tile_begin = part * per_part, tile_end = min(tile_begin + per_part, tiles);
@@ -161,14 +173,14 @@ __global__ void __launch_bounds__(32 * kWarps)
   const auto fetch = [&](int tile, int stage) {
     Barrier& full = shared.full[warp][stage];
     typename Shared<S>::Stage& to = shared.stages[warp][stage];
-    const int row = unit.sequence.k_start + some.begin + tile * S::Keys;
+    const Unit::Place from = unit.place(p, some.begin + tile * S::Keys);
     full.expect(2 * S::Keys * S::D * int(sizeof(T)));
 #pragma unroll
     for (int slab = 0; slab < S::D / kSlab; ++slab) {
-      load_slab(to.k + slab * S::Keys * kSlab, p.k, full, slab * kSlab, row, unit.key_head,
-                unit.sequence.k_batch, Keep::briefly);
-      load_slab(to.v + slab * S::Keys * kSlab, p.v, full, slab * kSlab, row, unit.key_head,
-                unit.sequence.k_batch, Keep::briefly);
+      load_slab(to.k + slab * S::Keys * kSlab, p.k, full, slab * kSlab, from.row, unit.key_head,
+                from.batch, Keep::briefly);
+      load_slab(to.v + slab * S::Keys * kSlab, p.v, full, slab * kSlab, from.row, unit.key_head,
+                from.batch, Keep::briefly);
     }
   };
   if (lane == 0) {
@@ -249,16 +261,16 @@ __global__ void __launch_bounds__(32 * kWarps)
       }
     }
     if (tainted) {  // slow, and never on the path of ordinary values
-      const T* const from = static_cast<const T*>(p.values) +
-                            unit.sequence.k_batch * p.v_strides.batch +
-                            unit.key_head * p.v_strides.head;
       for (int key = key0; key < min(key0 + S::Keys, some.end); ++key) {
+        const Unit::Place place = unit.place(p, key);
+        const T* const from = static_cast<const T*>(p.values) + place.batch * p.v_strides.batch +
+                              unit.key_head * p.v_strides.head + place.row * p.v_strides.row;
 #pragma unroll
         for (int i = 0; i < S::D / 2; ++i) {
           const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
           const KeyRange range = seen[i / 2 % 2];
           if (column >= p.head_size || key < range.begin || key >= range.end) continue;
-          const float value = float(from[(unit.sequence.k_start + key) * p.v_strides.row + column]);
+          const float value = float(from[column]);
           if (!isfinite(value)) o[i] += value;
         }
       }
@@ -371,7 +383,8 @@ template <class S>
 void launch(const Sm90Forward& call, const DecodePlan& plan, void* workspace, cudaStream_t stream) {
   Params p{};
   const auto keys = [&](const void* data, const Sm90Strides& strides) {
-    return make_tensor_map({data, call.k_batches, call.key_heads, call.k_rows, call.head_size,
+    const std::int64_t rows = call.pages ? call.page_rows : call.k_rows;
+    return make_tensor_map({data, call.k_batches, call.key_heads, rows, call.head_size,
                             strides.batch, strides.head, strides.row},
                            call.dtype, S::Keys);
   };
@@ -388,6 +401,9 @@ void launch(const Sm90Forward& call, const DecodePlan& plan, void* workspace, cu
   p.sequences = call.sequences;
   p.all_alike = call.all_alike;
   p.key_lengths = call.key_lengths;
+  p.pages = call.pages;
+  p.page_rows = int(call.page_rows);
+  p.pages_each = int(call.pages_each);
   p.heads = int(call.heads);
   p.key_heads = int(call.key_heads);
   p.group = int(call.heads / call.key_heads);
@@ -406,7 +422,7 @@ void launch(const Sm90Forward& call, const DecodePlan& plan, void* workspace, cu
   p.part_out = static_cast<float*>(workspace);
   p.part_rows = reinterpret_cast<float2*>(p.part_out + blocks * kRows * S::D);
   constexpr int Bytes = sizeof(Shared<S>);
-  static_assert(Bytes <= 227 * 1024);
+  static_assert(Bytes <= 227 * 1024 && kDecodeTile % S::Keys == 0);
   const auto kernel = attention_decode_kernel<S>;
   allow_shared_bytes(kernel, Bytes, kName);
   kernel<<<unsigned(blocks), 32 * kWarps, Bytes, stream>>>(p);

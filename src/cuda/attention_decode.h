@@ -13,6 +13,8 @@ struct DecodePlan {
   int parts = 0;
   std::int64_t workspace_bytes = 0;
 };
+// Pages of keys are multiples of this: no tile of keys lies in two of them.
+inline constexpr std::int64_t kDecodeTile = 32;
 DecodePlan plan_decode(const Sm90Forward& call);
 
 // True when splitting keys serves the call better than attention_forward_sm90 would.

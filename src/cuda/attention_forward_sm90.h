@@ -66,6 +66,10 @@ struct Sm90Forward {
   const Sm90Sequence* sequences = nullptr;
   Sm90Sequence all_alike;
 
+  // On the device: `pages_each` for each sequence; K and V are pools of pages of `page_rows` keys
+  // then, k_batches of them, and k_rows is what the pages of a sequence hold. Decoding only.
+  const std::int32_t* pages = nullptr;
+  std::int64_t page_rows = 0, pages_each = 0;
   // On the device, one for each sequence: k_visible, and what offset follows from it. Null: as the
   // sequences say. Decoding only.
   const std::int32_t* key_lengths = nullptr;

@@ -82,6 +82,11 @@ Sm90Forward call_of(const AttentionProblem& p, const AttentionResults& results) 
   call.key_heads = p.key_heads;
   call.q_rows = p.q.size(2);
   call.k_rows = p.k.size(2);
+  if (p.pages.defined()) {
+    call.page_rows = p.k.size(2);
+    call.pages_each = p.pages.size(1);
+    call.k_rows = call.page_rows * call.pages_each;
+  }
   call.head_size = p.head_size;
   call.value_size = p.value_size;
   call.scale = p.scale;
@@ -179,7 +184,9 @@ std::string hopper_kernel(const AttentionProblem& p, const AttentionResults& res
 }
 
 bool decodes(const AttentionProblem& p, const AttentionResults& results) {
-  return why_not_hopper(p, results).empty() && decode_is_better(call_of(p, results));
+  const Sm90Forward call = call_of(p, results);
+  return why_not_hopper(p, results).empty() && decode_is_better(call) &&
+         call.page_rows % kDecodeTile == 0;
 }
 
 void hopper_forward(CudaBackend& backend, const AttentionProblem& p,
@@ -187,7 +194,13 @@ void hopper_forward(CudaBackend& backend, const AttentionProblem& p,
   Sm90Forward call = call_of(p, results);
   const Tensor sequences = upload_sequences(backend, p, call);
   call.ticket = backend.tickets(kSm90Tickets);
-  Tensor sums;
+  Tensor sums, pages;
+  if (p.pages.defined()) {
+    const auto* table = p.pages.data<std::int32_t>();
+    pages =
+        backend.upload(std::as_bytes(std::span(table, static_cast<std::size_t>(p.pages.numel()))));
+    call.pages = static_cast<const std::int32_t*>(pages.raw());
+  }
   if (call.statistics) {
     sums = backend.scratch<std::byte>(sm90_statistics_workspace(call));
     call.statistics->workspace = sums.raw();

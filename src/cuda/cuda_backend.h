@@ -62,6 +62,7 @@ class CudaBackend final : public Backend {
   void softmax_features(const FeatureProblem& problem) override;
   void softmax_features_backward(const FeatureBackward& problem) override;
   void attention_forward(const AttentionProblem& problem, const AttentionResults& out) override;
+  bool reads_pages(const AttentionProblem& problem, Statistics statistics) override;
   void attention_backward(const AttentionProblem& problem,
                           const AttentionBackward& tensors) override;
   void attention_weights(const AttentionProblem& problem, const AttentionWeights& wanted) override;

@@ -8,6 +8,7 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "ops/attention_checks.h"
+#include "ops/attention_pages.h"
 #include "ops/layout.h"
 #include "qkv/autograd.h"
 #include "qkv/ops.h"
@@ -120,24 +121,22 @@ void record_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                    });
 }
 
-}  // namespace
-
-AttentionForward attention_forward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                   const AttentionOptions& options) {
-  const AttentionProblem problem = check_attention("attention", q, k, &v, options);
+// Allocates what a call gives, and fills it. `keys` is Sk.
+AttentionForward run_forward(const AttentionProblem& problem, const Tensor& q, std::int64_t keys,
+                             const AttentionOptions& options) {
   const bool packed = options.mask.query_offsets.defined();
   const std::int64_t batch = problem.q.size(0), rows = problem.q.size(2);
   const auto sequences = static_cast<std::int64_t>(problem.sequences.size());
   const Device device = q.device();
 
   AttentionForward forward;
-  forward.out = empty_as(q, v.size(-1));
+  forward.out = empty_as(q, problem.value_size);
   AttentionResults results;
   results.out = attention_batch(forward.out, packed);
   results.lse = Tensor::empty({batch, problem.heads, rows}, {DType::f32, device});
   results.statistics =
       empty_statistics(options.statistics, results.lse.shape(), {sequences, problem.heads},
-                       {batch, problem.heads, problem.k.size(2)}, device);
+                       {batch, problem.heads, keys}, device);
   backend(device).attention_forward(problem, results);
 
   forward.lse = packed ? without_batch(results.lse) : results.lse;
@@ -148,6 +147,28 @@ AttentionForward attention_forward(const Tensor& q, const Tensor& k, const Tenso
       *row = without_batch(*row);
     }
   }
+  return forward;
+}
+
+AttentionForward paged_forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                               const AttentionOptions& options) {
+  const AttentionProblem problem = check_paged_attention(q, k, v, options);
+  if (!Tape::recording() && backend(q.device()).reads_pages(problem, options.statistics)) {
+    return run_forward(problem, q, problem.pages.size(1) * k.size(2), options);
+  }
+  AttentionOptions plain = options;
+  plain.pages = {};
+  return attention_forward(q, in_one_piece(k, problem.pages), in_one_piece(v, problem.pages),
+                           plain);
+}
+
+}  // namespace
+
+AttentionForward attention_forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const AttentionOptions& options) {
+  if (options.pages.defined()) return paged_forward(q, k, v, options);
+  const AttentionProblem problem = check_attention("attention", q, k, &v, options);
+  const AttentionForward forward = run_forward(problem, q, problem.k.size(2), options);
   record_attention(q, k, v, forward, options);
   return forward;
 }

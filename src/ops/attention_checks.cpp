@@ -228,6 +228,8 @@ AttentionProblem check_attention(const char* op, const Tensor& q, const Tensor& 
   const Mask& mask = options.mask;
   const bool packed = mask.query_offsets.defined();
   const bool quantized = options.key_scale.defined() || options.value_scale.defined();
+  check(!options.pages.defined(), "{}: keys and values in pages are for attention_forward alone",
+        op);
   check(!packed || !quantized, "{}: packed sequences take no i8 keys and values", op);
   check_inputs(op, q, k, v, packed, quantized);
   check_numbers(op, options);
