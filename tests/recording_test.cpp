@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <thread>
 
 #include "core/backend.h"
 #include "expect_error.h"
@@ -116,6 +117,20 @@ TEST_F(Recorded, WhatNeedsTheHostIsAnError) {
   EXPECT_ERROR("records nothing", backend(kCpu).record([] {}));
   // And all is well afterwards.
   EXPECT_EQ(add(x, x).to_vector<float>(), std::vector<float>(10, 2));
+}
+
+// What other threads queue while one records is run, not recorded.
+TEST_F(Recorded, AThreadRecordsItsOwnWork) {
+  const Tensor x = to(Tensor::full({1000}, 1), kGpu);
+  Tensor y, z;
+  const auto recording = backend(kGpu).record([&] {
+    y = add(x, x);
+    std::thread([&] { z = mul(to(Tensor::full({1000}, 3), kGpu), x); }).join();
+    y = add(y, x);
+  });
+  EXPECT_EQ(z.to_vector<float>(), std::vector<float>(1000, 3));
+  recording->replay();
+  EXPECT_EQ(y.to_vector<float>(), std::vector<float>(1000, 3));
 }
 
 TEST_F(Recorded, StepsGiveWhatStepsGive) {

@@ -38,9 +38,10 @@ class Backend {
   // Rows [at, at + S) of data [B, H, N, D] become x [B, H, S, D]; both of one dtype and any
   // strides. `at`, i64 [1], is read by the device; what would lie outside of data is not written.
   virtual void store_rows(const Tensor& x, const Tensor& at, Tensor& data) = 0;
-  // Records what body() queues, and runs nothing of it. It may neither wait for the device nor send
-  // it bytes of the CPU; tensors it makes belong to the recording, which overwrites them each time
-  // it is replayed. What a device lacks is an Error, and so is a body that cannot be recorded.
+  // Records what body() queues in the calling thread, and runs nothing of it. It may neither wait
+  // for the device nor send it bytes of the CPU; tensors it makes belong to the recording, which
+  // overwrites them each time it is replayed. What a device lacks is an Error, and so is a body
+  // that cannot be recorded.
   virtual std::unique_ptr<Recording> record(const std::function<void()>& body);
 
   // Tensors of one shape, any strides; b may differ in dtype from a and y.

@@ -108,7 +108,7 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   outbox_ = std::make_unique<Outbox>();
 }
 
-cudaStream_t CudaBackend::stream() const {
+cudaStream_t CudaBackend::main_stream() const {
   check_cuda(cudaSetDevice(index_), "cuda");
   return stream_;
 }
@@ -135,7 +135,7 @@ void CudaBackend::reset_peak_memory() {
 }
 
 std::shared_ptr<Storage> CudaBackend::allocate(std::size_t bytes) {
-  if (arena_) return allocate_recorded(bytes);
+  if (arena() != nullptr) return allocate_recorded(bytes);
   const std::size_t asked = bytes > 0 ? bytes : 1;
   void* data = take(asked, stream(), "allocate");
   if (data == nullptr) {
@@ -160,8 +160,8 @@ Tensor CudaBackend::upload(std::span<const std::byte> bytes) {
 }
 
 void CudaBackend::send(void* to, const void* from, std::size_t bytes) {
-  check(!arena_, "copy: {} bytes of the CPU cannot be recorded; they may be others next time",
-        bytes);
+  check(arena() == nullptr,
+        "copy: {} bytes of the CPU cannot be recorded; they may be others next time", bytes);
   const cudaStream_t queue = stream();
   if (bytes <= Outbox::kPart) {
     const std::scoped_lock lock(outbox_->mutex);

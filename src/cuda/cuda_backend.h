@@ -75,7 +75,8 @@ class CudaBackend final : public Backend {
   };
 
   Device device() const { return {DeviceType::cuda, index_}; }
-  // Makes this the current device of the calling thread and returns its stream.
+  // Makes this the current device of the calling thread and returns its stream, or the one that a
+  // recording of this thread listens to.
   cudaStream_t stream() const;
   // Memory for the time of a call, in the order of the stream.
   template <class T>
@@ -97,6 +98,10 @@ class CudaBackend final : public Backend {
   struct Outbox;
   struct Arena;
   class Graph;
+  // Where the calling thread takes memory while it records; null: it does not.
+  static Arena*& recording();
+  Arena* arena() const;
+  cudaStream_t main_stream() const;
   std::shared_ptr<Storage> allocate_recorded(std::size_t bytes);
   // False where the library has no way to do it.
   bool product(const Product& problem);
@@ -108,7 +113,6 @@ class CudaBackend final : public Backend {
   cudaStream_t stream_ = nullptr;
   std::size_t total_memory_ = 0;
   std::unique_ptr<Outbox> outbox_;
-  std::shared_ptr<Arena> arena_;  // while something is recorded: memory comes from here
   Tensor tickets_;
   std::shared_ptr<Blas> blas_;  // made by the first product
 };
