@@ -128,7 +128,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
 
 struct SampleOptions {
   double temperature = 0;  // 0: the likeliest id
-  // What may be chosen, each cutting what the one before it left.
+  // What may be chosen. min_p cuts first, then top_k, then top_p, of what is left.
   std::int64_t top_k = 0;         // the k likeliest; 0 = all
   double top_p = 1;               // the likeliest that together reach this probability
   double min_p = 0;               // those at least this share of the likeliest

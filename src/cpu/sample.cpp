@@ -1,7 +1,6 @@
 // An id of each row of logits, a row at a time.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <span>
 
 #include "core/sampling.h"
@@ -44,28 +43,52 @@ Candidate last_to_reach(std::uint64_t wanted, Candidate* begin, Candidate* end) 
   return *begin;
 }
 
-// Takes the weights away from all but the likeliest, which top_k and top_p want.
-void cut(std::span<const float> logits, std::span<std::uint64_t> weights, const SampleProblem& p) {
-  if (p.top_k == 0 && p.top_p >= 1) return;
-  const Scratch<Candidate> candidates(static_cast<std::int64_t>(weights.size()));
-  Candidate* const begin = candidates.get();
-  Candidate* end = begin;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    if (weights[i] == 0) continue;
-    *end++ = {rank_of(logits[i]), static_cast<std::uint32_t>(i), weights[i]};
+// The `count` likeliest of those not below `floor`, without weights, in no order; as many as there
+// are. A heap with the least likely of them on top: hardly any of many logits gets past it.
+std::int64_t find_likeliest(std::span<const float> logits, double floor, std::int64_t count,
+                            Candidate* found) {
+  Candidate* end = found;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (logits[i] < floor) continue;
+    const Candidate next{rank_of(logits[i]), static_cast<std::uint32_t>(i), 0};
+    if (end - found == count) {
+      if (!is_likelier(next, *found)) continue;
+      std::pop_heap(found, end--, is_likelier);
+    }
+    *end++ = next;
+    std::push_heap(found, end, is_likelier);
   }
-  if (p.top_k > 0 && p.top_k < end - begin) {
-    std::nth_element(begin, begin + p.top_k - 1, end, is_likelier);
-    end = begin + p.top_k;
-  } else if (p.top_p >= 1) {
-    return;
+  return end - found;
+}
+
+// Those that sampling may choose, with their weights, in the order of their ids.
+std::int64_t find_candidates(std::span<const float> logits, float best, const SampleProblem& p,
+                             Candidate* found) {
+  const double floor = best + p.floor;
+  Candidate* end = found;
+  if (p.top_k > 0 && p.top_k < static_cast<std::int64_t>(logits.size())) {
+    end += find_likeliest(logits, floor, p.top_k, found);
+    std::sort(found, end, [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+    for (Candidate* c = found; c != end; ++c) c->weight = weight_of(logits[c->id], best, p.rate);
+    return std::remove_if(found, end, [](const Candidate& c) { return c.weight == 0; }) - found;
   }
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const std::uint64_t weight = logits[i] >= floor ? weight_of(logits[i], best, p.rate) : 0;
+    if (weight != 0) *end++ = {rank_of(logits[i]), static_cast<std::uint32_t>(i), weight};
+  }
+  return end - found;
+}
+
+// Of the candidates, those that reach the share top_p together; their order stays.
+std::int64_t cut(Candidate* begin, std::int64_t count, double top_p) {
+  if (top_p >= 1) return count;
+  const Scratch<Candidate> copy(count);
+  std::copy_n(begin, count, copy.get());
   const Candidate last =
-      p.top_p < 1 ? last_to_reach(share_of(sum_of(begin, end), p.top_p), begin, end) : end[-1];
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    const std::uint32_t rank = rank_of(logits[i]);
-    if (rank < last.rank || (rank == last.rank && i > last.id)) weights[i] = 0;
-  }
+      last_to_reach(share_of(sum_of(begin, begin + count), top_p), copy.get(), copy.get() + count);
+  return std::remove_if(begin, begin + count,
+                        [&](const Candidate& c) { return is_likelier(last, c); }) -
+         begin;
 }
 
 // The lowest id of the largest logit; -1 where that is not finite, or something is not a number.
@@ -84,18 +107,14 @@ std::int64_t choose(std::span<const float> logits, std::int64_t draw, const Samp
   const std::int64_t likeliest = best_of(logits);
   if (likeliest < 0 || p.rate == 0) return likeliest;
   const float best = logits[static_cast<std::size_t>(likeliest)];
-  const double floor = best + p.floor;
-  const Scratch<std::uint64_t> room(static_cast<std::int64_t>(logits.size()));
-  const std::span<std::uint64_t> weights(room.get(), logits.size());
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    weights[i] = logits[i] >= floor ? weight_of(logits[i], best, p.rate) : 0;
-  }
-  cut(logits, weights, p);
-  const std::uint64_t total = std::accumulate(weights.begin(), weights.end(), std::uint64_t{0});
-  std::uint64_t left = place_of(static_cast<std::uint64_t>(draw), total);
-  std::size_t id = 0;
-  for (; left >= weights[id]; ++id) left -= weights[id];  // ends: `left` is less than the sum
-  return static_cast<std::int64_t>(id);
+  const Scratch<Candidate> room(static_cast<std::int64_t>(logits.size()));
+  Candidate* const candidates = room.get();
+  const std::int64_t count = cut(candidates, find_candidates(logits, best, p, candidates), p.top_p);
+  std::uint64_t left =
+      place_of(static_cast<std::uint64_t>(draw), sum_of(candidates, candidates + count));
+  const Candidate* chosen = candidates;
+  for (; left >= chosen->weight; ++chosen) left -= chosen->weight;  // ends: `left` is below the sum
+  return chosen->id;
 }
 
 }  // namespace
