@@ -102,8 +102,7 @@ class Backward {
       splits_.push_back({{}, split.owns_queries, split.owns_keys});
       for (const GradientRange& range : split.parts) {
         splits_.back().parts.push_back({range, size});
-        if (!splits_.back().owns_queries)
-          size.dq += range.rows * problem_.heads * problem_.head_size;
+        if (!split.owns_queries) size.dq += range.rows * problem_.heads * problem_.head_size;
         if (!split.owns_keys) {
           size.dk += range.keys * problem_.key_heads * problem_.head_size;
           size.dv += range.keys * problem_.key_heads * problem_.value_size;
