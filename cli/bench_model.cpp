@@ -23,7 +23,7 @@ namespace {
 struct BenchModelOptions {
   Common common;
   std::string model = "gpt2", dtype, kv_dtype, target;
-  std::int64_t batch = 1, tokens = 128, decode = 64, group = 32;
+  std::int64_t batch = 1, tokens = 128, decode = 64, group = 0;
   int repeat = 0;
 
   nn::KvCache cache(std::int64_t capacity) const {

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 struct QuantizeOptions {
   Common common;
   std::string from, to, dtype = "i8";
-  std::int64_t group = 32;
+  std::int64_t group = 0;
 };
 
 struct Rounded {
@@ -32,7 +32,7 @@ struct Rounded {
 
 double relative_error(const Tensor& before, const nn::Weight& after, int axis) {
   const auto rows = [&](const Tensor& x) { return axis == 1 ? x : transpose(x, 0, 1); };
-  const Tensor wide = dequantize({rows(after), rows(after.scale)});
+  const Tensor wide = dequantize(after.quantized(axis));
   const Tensor difference = subtract(contiguous(rows(to(before, DType::f32))), wide);
   const auto square = [](const Tensor& x) {
     double sum = 0;

@@ -289,6 +289,30 @@ class Bleu(TextTest):
         self.assertIn("no lines", self.refused("bleu", self.file("empty", ""), short))
 
 
+class Perplexity(TextTest):
+    TEXTS = ["a b c d e", "xa xb c", "d"]
+
+    def test_a_list_is_read_text_by_text(self):
+        with TextModel("llama", bos_token_id=2) as folder, tempfile.TemporaryDirectory() as texts:
+            def read(name, content, *arguments):
+                path = os.path.join(texts, name)
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(content)
+                return self.json("perplexity", folder, path, *arguments)
+            alone = [read(f"{i}.txt", text) for i, text in enumerate(self.TEXTS)]
+            together = read("all.json", json.dumps(self.TEXTS + [""]))
+            tokens = sum(one["tokens"] for one in alone)
+            self.assertEqual(together["tokens"], tokens)
+            loss = sum(one["loss"] * one["tokens"] for one in alone) / tokens
+            self.assertAlmostEqual(together["loss"], loss, places=5)
+            first = read("all.json", json.dumps(self.TEXTS), "--tokens", "5")
+            self.assertAlmostEqual(first["loss"], alone[0]["loss"], places=6)
+            empty = os.path.join(texts, "empty.json")
+            with open(empty, "w", encoding="utf-8") as file:
+                file.write("[]")
+            self.assertIn("no text to read", self.refused("perplexity", folder, empty))
+
+
 if __name__ == "__main__":
     QKV = os.path.abspath(sys.argv.pop(1))
     unittest.main()

@@ -1,6 +1,8 @@
 // int8: rounding and back, and products of whole numbers, exact on every target.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -197,6 +199,9 @@ TEST(Int8, EveryTargetRoundsAlike) {
     std::vector<std::uint8_t> bytes = bytes_of(q.values);
     const std::vector<std::uint8_t> scale = bytes_of(q.scale);
     bytes.insert(bytes.end(), scale.begin(), scale.end());
+    const std::vector<std::uint8_t> spread =
+        bytes_of(quantize(normal({20, 304}, 6), 0, true).values);
+    bytes.insert(bytes.end(), spread.begin(), spread.end());
     if (first.empty()) first = bytes;
     EXPECT_EQ(bytes, first);
   });
@@ -233,12 +238,96 @@ TEST(Int8, RowsThatVanishAreZeroAndRowsWithNanAreNan) {
 }
 
 TEST(Int8, EmbeddingTakesRows) {
-  const Quantized table = quantize(normal({11, 50}, 1), 32);
-  const Tensor ids = Tensor::from(std::vector<std::int64_t>{3, 0, 10, 3}, {2, 2});
-  const Tensor rows = embedding(ids, table);
-  ASSERT_EQ(rows.shape(), (Shape{2, 2, 50}));
-  EXPECT_EQ(bytes_of(rows), bytes_of(embedding(ids, dequantize(table))));
-  EXPECT_ERROR("id 11", embedding(Tensor::from(std::vector<std::int64_t>{11}, {1}), table));
+  for (const bool spread : {false, true}) {
+    const Quantized table = quantize(normal({11, 52}, 1), 32, spread);
+    const Tensor ids = Tensor::from(std::vector<std::int64_t>{3, 0, 10, 3}, {2, 2});
+    const Tensor rows = embedding(ids, table);
+    ASSERT_EQ(rows.shape(), (Shape{2, 2, 52}));
+    EXPECT_EQ(bytes_of(rows), bytes_of(embedding(ids, dequantize(table))));
+    EXPECT_ERROR("id 11", embedding(Tensor::from(std::vector<std::int64_t>{11}, {1}), table));
+  }
+}
+
+// x H in double, one row: bit b of `i` and of `j` both set changes the sign.
+std::vector<double> spread_in_double(const std::vector<double>& x) {
+  const std::size_t n = x.size() % 16 == 0 ? 16 : x.size() % 4 == 0 ? 4 : 1, stride = x.size() / n;
+  std::vector<double> y(x.size());
+  for (std::size_t j = 0; j < n; ++j) {
+    for (std::size_t i = 0; i < n; ++i) {
+      const double sign = std::popcount(i & j) % 2 == 0 ? 1 : -1;
+      for (std::size_t k = 0; k < stride; ++k) {
+        y[j * stride + k] += sign * x[i * stride + k] / std::sqrt(static_cast<double>(n));
+      }
+    }
+  }
+  return y;
+}
+
+TEST(Int8, SpreadRowsAreTheirHadamardTransforms) {
+  on_every_target([] {
+    for (const std::int64_t width : {1, 3, 4, 12, 16, 36, 48, 80, 288, 272 * 4, 770}) {
+      for (const std::int64_t group : {0, 32}) {
+        const Tensor x = normal({2, width}, 3);
+        const Quantized q = quantize(x, group, true);
+        EXPECT_TRUE(q.spread);
+        const std::vector<double> from = test::values_of(x), back = test::values_of(dequantize(q));
+        Quantized plain = q;
+        plain.spread = false;
+        const std::vector<double> spread = test::values_of(dequantize(plain));
+        const std::vector<float> scale = q.scale.to_vector<float>();
+        const float most = *std::max_element(scale.begin(), scale.end());
+        for (std::int64_t r = 0; r < 2; ++r) {
+          const auto at = from.begin() + r * width;
+          const std::vector<double> expected = spread_in_double({at, at + width});
+          for (std::int64_t k = 0; k < width; ++k) {
+            ASSERT_NEAR(spread[r * width + k], expected[k], 0.501 * most) << width << " at " << k;
+            ASSERT_NEAR(back[r * width + k], at[k], 2.001 * most) << width << " at " << k;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(Int8, AnOutlierCostsTheOthersLittleWhenRowsAreSpread) {
+  Tensor x = normal({1, 768}, 3);
+  x.data<float>()[100] = 100;
+  const auto error_of = [&](const Quantized& q) {
+    const std::vector<double> back = test::values_of(dequantize(q)), from = test::values_of(x);
+    double sum = 0;
+    for (std::size_t i = 0; i < from.size(); ++i) sum += std::pow(back[i] - from[i], 2);
+    return std::sqrt(sum);
+  };
+  EXPECT_LT(error_of(quantize(x, 0, true)), 0.35 * error_of(quantize(x)));
+}
+
+// Both sides spread the same way: the products are what they were, up to the rounding to int8.
+TEST(Int8, LinearSpreadsItsRowsAsItsWeight) {
+  on_every_target([] {
+    for (const std::int64_t group : {0, 64}) {
+      for (const auto& [m, n, k] : {std::array{1, 33, 200}, {3, 64, 768}, {40, 130, 300}}) {
+        const Tensor x = normal({m, k}, 1), w = normal({n, k}, 2);
+        const Quantized q = quantize(w, group, true), of_x = quantize(x, group, true);
+        const std::vector<double> a = test::values_of(dequantize(of_x)),
+                                  b = test::values_of(dequantize(q));
+        const std::vector<float> y = linear(x, PackedWeight(q)).to_vector<float>();
+        for (std::int64_t i = 0; i < m * n; ++i) {
+          double sum = 0;
+          for (std::int64_t j = 0; j < k; ++j) sum += a[i / n * k + j] * b[i % n * k + j];
+          ASSERT_NEAR(y[i], sum, 1e-5 * std::sqrt(static_cast<double>(k)))
+              << m << "x" << n << "x" << k << " group " << group << " at " << i;
+        }
+      }
+    }
+  });
+}
+
+TEST(Int8, LinearRoundsToTheDtypeAskedFor) {
+  const Tensor x = normal({5, 96}, 2);
+  const PackedWeight w(quantize(normal({50, 96}, 1)));
+  const Tensor y = linear(x, w, {}, Activation::none, DType::bf16);
+  EXPECT_EQ(bytes_of(y), bytes_of(to(linear(x, w), DType::bf16)));
+  EXPECT_ERROR("to f32, bf16 or f16", linear(x, w, {}, Activation::none, DType::i32));
 }
 
 TEST(Int8, EmptyIsEmpty) {

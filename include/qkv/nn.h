@@ -20,11 +20,14 @@ class Module;
 
 // A matrix as a layer holds it: floating point, or int8 with its scales.
 struct Weight : Tensor {
-  Tensor scale;  // of i8: the shape of the weight, its inputs replaced by groups of them
+  Tensor scale;         // of i8: the shape of the weight, its inputs replaced by groups of them
+  bool spread = false;  // of i8: along the inputs (Quantized)
 
   Weight() = default;
-  Weight(Tensor values, Tensor scale_of_i8 = {})
-      : Tensor(std::move(values)), scale(std::move(scale_of_i8)) {}
+  Weight(Tensor values, Tensor scale_of_i8 = {}, bool is_spread = false)
+      : Tensor(std::move(values)), scale(std::move(scale_of_i8)), spread(is_spread) {}
+  // With the inputs last.
+  Quantized quantized(int inputs_axis = 1) const;
   bool is_quantized() const { return defined() && dtype() == DType::i8; }
 };
 
@@ -75,8 +78,8 @@ struct Parameter {
 // In the order of visit; a tensor that two names share appears once.
 std::vector<Parameter> parameters(Module& module);
 std::int64_t count_parameters(Module& module);  // scales are not counted
-// Makes every matrix and table int8, with a scale per row or per `group` of its inputs; what is
-// tied has to be tied again (Model::tie).
+// Makes every matrix and table int8, spread, with a scale per row or per `group` of its inputs;
+// what is tied has to be tied again (Model::tie).
 void quantize(Module& module, std::int64_t group = 0);
 // One of them; `inputs_axis` is the axis that products sum over.
 Weight quantize(const Tensor& weight, std::int64_t group, int inputs_axis);
@@ -103,7 +106,9 @@ class Linear final : public Module {
   Linear() = default;
   explicit Linear(const LinearConfig& config);
   void visit(const Visitor& visitor) override;
-  Tensor operator()(const Tensor& x, Activation activation = Activation::none) const;
+  // Rounded to `dtype`, or to that of x.
+  Tensor operator()(const Tensor& x, Activation activation = Activation::none,
+                    std::optional<DType> dtype = {}) const;
 
   Weight weight;
   Tensor bias;
@@ -418,9 +423,10 @@ class ProjectedAttention : public Attention {
 
  private:
   struct Joint;
-  Heads project_plainly(const Tensor& x, const AttentionCall& call) const;
+  Heads project_plainly(const Tensor& x, const AttentionCall& call,
+                        std::optional<DType> dtype) const;
   // q, k and v side by side in one product, when no tape looks.
-  Tensor project_jointly(const Tensor& x) const;
+  Tensor project_jointly(const Tensor& x, std::optional<DType> dtype) const;
 
   AttentionConfig config_;
   std::shared_ptr<Joint> joint_;

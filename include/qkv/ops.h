@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "qkv/activation.h"
@@ -82,9 +83,10 @@ class PackedWeight {
  private:
   std::shared_ptr<const Packed> packed_;
 };
-// The same values as with the weight itself. Never recorded: a tape needs the weight.
+// The same values as with the weight itself, rounded to `dtype`, or to that of x. Never recorded: a
+// tape needs the weight.
 Tensor linear(const Tensor& x, const PackedWeight& weight, const Tensor& bias = {},
-              Activation activation = Activation::none);
+              Activation activation = Activation::none, std::optional<DType> dtype = {});
 
 // (x - mean) / sqrt(var + eps) * weight + bias over the last axis; weight and bias may be
 // undefined.

@@ -11,12 +11,16 @@ namespace qkv {
 struct Quantized {
   Tensor values{};  // i8 [..., K]
   Tensor scale{};   // f32 [..., G]: element k is values[k] * scale[k / group]
+  // Rows were spread before they were rounded: 16 (or 4) elements, a share of K apart, by a
+  // Hadamard transform, so that an outlier costs none of the others its precision. Products with
+  // rows spread the same way are what they were.
+  bool spread = false;
 };
 
 // x [..., K] floating point; `group` elements along the last axis share a scale (32, 64 or 128, the
 // last group may be shorter), or all of a row do (0). A group that is not all finite has the scale
-// NaN. The way back is within scale / 2 of every element.
-Quantized quantize(const Tensor& x, std::int64_t group = 0);
+// NaN. The way back is within scale / 2 of every element, 2 * scale where rows are spread.
+Quantized quantize(const Tensor& x, std::int64_t group = 0, bool spread = false);
 Tensor dequantize(const Quantized& x, DType dtype = DType::f32);
 
 // Rows of an int8 table [V, D] by ids, as f32 [..., D].

@@ -68,13 +68,13 @@ class Backend {
   virtual void linear(const LinearProblem& problem) = 0;
 
   // int8, which a device may lack: then each of these is an Error.
-  // weight i8 [N, K], scale f32 [N, G]; any strides.
-  virtual std::shared_ptr<const Packed> pack_int8(const Tensor& weight, const Tensor& scale);
+  virtual std::shared_ptr<const Packed> pack_int8(const Int8Weight& weight);
   // x floating [A, B, S, K], any strides -> values i8, any strides but 1 along K; scale f32
-  // [A, B, S, G], any strides; `group` elements along K share one.
-  virtual void quantize(const Tensor& x, std::int64_t group, Tensor& values, Tensor& scale);
+  // [A, B, S, G], any strides.
+  virtual void quantize(const Tensor& x, const Rounding& how, Tensor& values, Tensor& scale);
   // The way back: y floating, contiguous; values may have any strides.
-  virtual void dequantize(const Tensor& values, const Tensor& scale, std::int64_t group, Tensor& y);
+  virtual void dequantize(const Tensor& values, const Tensor& scale, const Rounding& how,
+                          Tensor& y);
 
   virtual void norm(const NormProblem& problem) = 0;
   virtual void norm_backward(const NormBackward& problem) = 0;

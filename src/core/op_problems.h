@@ -35,6 +35,18 @@ struct MatmulProblem {
   Tensor y;       // [B, M, N], any floating dtype; contiguous, but rows may stand further apart
 };
 
+// How rows of K elements become int8.
+struct Rounding {
+  std::int64_t group = 0;  // elements along K that share a scale; 1 to K
+  bool spread = false;     // rows are spread first (core/spread.h)
+};
+
+// A weight of int8: values i8 [N, K], scale f32 [N, G]; any strides.
+struct Int8Weight {
+  Tensor values, scale;
+  bool spread = false;  // as in Rounding
+};
+
 // A weight [N, K] as a backend likes it; what it is besides is the backend's own.
 struct Packed {
   std::int64_t outputs = 0, inputs = 0;  // N, K

@@ -195,7 +195,7 @@ Tensor widened(const Tensor& x, const Tensor& scale, DType dtype) {
   Tensor y = Tensor::empty(x.shape(), {dtype});
   const std::int64_t strides[] = {scale.stride(0), scale.stride(1), scale.stride(2), 1};
   const Shape column{scale.size(0), scale.size(1), scale.size(2), 1};
-  if (x.numel() > 0) dequantize(x, scale.view(column, strides, 0), x.size(3), y);
+  if (x.numel() > 0) dequantize(x, scale.view(column, strides, 0), {.group = x.size(3)}, y);
   return y;
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/dispatch.h"
+#include "cpu/int8_linear.h"
 #include "cpu/kernels.h"
 #include "cpu/linear_kernels.h"
 #include "cpu/memory.h"
@@ -68,19 +69,17 @@ class CpuBackend final : public Backend {
     cpu::dropout(x, p, seed, y);
   }
   void matmul(const MatmulProblem& problem) override { cpu::matmul(problem); }
-  std::shared_ptr<const Packed> pack(const Tensor& weight) override {
-    return cpu::pack(weight, {});
-  }
-  std::shared_ptr<const Packed> pack_int8(const Tensor& weight, const Tensor& scale) override {
-    return cpu::pack(weight, scale);
+  std::shared_ptr<const Packed> pack(const Tensor& weight) override { return cpu::pack(weight); }
+  std::shared_ptr<const Packed> pack_int8(const Int8Weight& weight) override {
+    return cpu::pack_int8(weight);
   }
   void linear(const LinearProblem& problem) override { cpu::linear(problem); }
-  void quantize(const Tensor& x, std::int64_t group, Tensor& values, Tensor& scale) override {
-    cpu::quantize(x, group, values, scale);
+  void quantize(const Tensor& x, const Rounding& how, Tensor& values, Tensor& scale) override {
+    cpu::quantize(x, how, values, scale);
   }
-  void dequantize(const Tensor& values, const Tensor& scale, std::int64_t group,
+  void dequantize(const Tensor& values, const Tensor& scale, const Rounding& how,
                   Tensor& y) override {
-    cpu::dequantize(values, scale, group, y);
+    cpu::dequantize(values, scale, how, y);
   }
   void norm(const NormProblem& problem) override { cpu::norm(problem); }
   void norm_backward(const NormBackward& problem) override { cpu::norm_backward(problem); }

@@ -147,6 +147,43 @@ HWY_INLINE void exp2_each(D d, V (&x)[kCount]) {
 #endif
 }
 
+// kExp2<5> of -f.
+inline constexpr Polynomial<6> kExp2Minus =
+    polynomial({-0.001326472731307149f, 0.009671512991189957f, -0.05550733581185341f,
+                0.24022242426872253f, -0.6931470036506653f, 1.0f});
+
+// y = 2^(a (h - minus_rest)) for kCount vectors, a h from -127 to 0 and what is left out of h much
+// smaller: relative error 5e-7, also where a h is large and its rounding alone would take more. One
+// fused multiply-add leaves the product less its whole number k, exactly. 0 where k is -127, NaN
+// for NaN.
+template <int kCount, class D, class V = hn::Vec<D>>
+HWY_INLINE void exp2_product(D d, const V (&a)[kCount], const V (&h)[kCount],
+                             const V (&minus_rest)[kCount], V (&y)[kCount]) {
+  const hn::RebindToSigned<D> di;
+  const V magic = hn::Set(d, 12583039.0f);  // as in exp2_fast
+  V power[kCount], minus_f[kCount];
+  HWY_UNROLL(8)
+  for (int i = 0; i < kCount; ++i) power[i] = hn::Add(hn::Mul(h[i], a[i]), magic);
+  HWY_UNROLL(8)
+  for (int i = 0; i < kCount; ++i) {
+    minus_f[i] = hn::NegMulAdd(h[i], a[i], hn::Sub(power[i], magic));
+  }
+  HWY_UNROLL(8)
+  for (int i = 0; i < kCount; ++i) minus_f[i] = hn::MulAdd(minus_rest[i], a[i], minus_f[i]);
+  evaluate(d, kExp2Minus, minus_f, y);
+  HWY_UNROLL(8)
+  for (int i = 0; i < kCount; ++i) {
+    y[i] = hn::Mul(y[i], hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, power[i]))));
+  }
+}
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp2_product(D d, V a, V h, V minus_rest) {
+  V y[1];
+  const V of_a[1] = {a}, of_h[1] = {h}, of_rest[1] = {minus_rest};
+  exp2_product(d, of_a, of_h, of_rest, y);
+  return y[0];
+}
+
 // tanh(x), relative error below 4e-7.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V tanh_fast(D d, V x) {

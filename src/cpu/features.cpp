@@ -132,7 +132,7 @@ void softmax_features_kernel(const FeatureProblem& p) {
   const std::int64_t features = p.y.size(2);
   const FeatureRows f{p.x.size(0) * p.x.size(1), p.x.size(2), features,
                       static_cast<float>(1 / std::sqrt(static_cast<double>(features))),
-                      pack(p.directions, {})};
+                      pack(p.directions)};
   dispatch_float(p.x.dtype(), [&]<class T>() {
     p.top.defined() ? features_by_group<T>(p, f) : features_by_row<T>(p, f);
   });
@@ -178,7 +178,7 @@ void features_backward(const FeatureBackward& p, const Packed& turned) {
 void softmax_features_backward_kernel(const FeatureBackward& p) {
   const std::int64_t turned[] = {1, p.directions.size(1)};
   const Tensor by_size = p.directions.view({p.directions.size(1), p.directions.size(0)}, turned, 0);
-  const auto packed = pack(by_size, {});
+  const auto packed = pack(by_size);
   dispatch_float(p.x.dtype(), [&]<class T>() { features_backward<T>(p, *packed); });
 }
 

@@ -12,6 +12,7 @@
 
 #include "cpu/activation-inl.h"
 #include "cpu/gemm_engine.h"
+#include "cpu/lanes-inl.h"
 #include "cpu/rows-inl.h"
 #include "hwy/highway.h"
 
@@ -61,7 +62,7 @@ struct FinishRows {
       const float* row = c + r * c_stride;
       T* to = reinterpret_cast<T*>(y.data) + r * y.stride;
       // kCount vectors from column j on, to `at`.
-      const auto put = [&]<int kCount>(std::int64_t j, T* at) HWY_ATTR {
+      const auto put = [&]<int kCount>(std::int64_t j, T* at) QKV_LANES_BODY {
         hn::Vec<decltype(d)> x[kCount];
         HWY_UNROLL(4)
         for (int i = 0; i < kCount; ++i) {

@@ -27,6 +27,7 @@ struct Int8Packed final : Packed {
   const Int8Engine* engine = nullptr;
   GemmEngine finish{};  // what follows a product does not depend on what it was made of
   Int8Depth size{};
+  bool spread = false;  // its inputs were, and so are the rows it is multiplied with
   std::int64_t panel_bytes = 0;
   Tensor bytes;  // u8 [panels][panel_bytes]
   Tensor scale;  // f32 [panels][groups][panel]
@@ -45,6 +46,7 @@ class Left {
  public:
   Left(const LinearProblem& problem, const Int8Packed& weight)
       : size_(weight.size),
+        spread_(weight.spread),
         arranged_(weight.engine->arrange != nullptr && problem.x.size(0) > 1),
         stride_(size_.depth + 64),  // a little more than the depth, against aliasing
         data_(round_up(problem.x.size(0), weight.engine->row_multiple) * stride_),
@@ -64,12 +66,13 @@ class Left {
 
   bool arranged() const { return arranged_; }
   Int8Rows at(std::int64_t row) const {
-    return {data_.get() + row * stride_, stride_, scale_.get() + row * size_.groups,
-            sums_.get() + row * size_.groups, size_};
+    return {data_.get() + row * stride_,      stride_, scale_.get() + row * size_.groups,
+            sums_.get() + row * size_.groups, size_,   spread_};
   }
 
  private:
   Int8Depth size_;
+  bool spread_;
   bool arranged_;
   std::int64_t stride_;
   Scratch<std::int8_t> data_;
@@ -168,7 +171,8 @@ class Task {
 
 }  // namespace
 
-std::shared_ptr<const Packed> pack_int8(const Tensor& weight, const Tensor& scale) {
+std::shared_ptr<const Packed> pack_int8(const Int8Weight& of) {
+  const auto& [weight, scale, spread] = of;
   auto packed = std::make_shared<Int8Packed>();
   const std::int64_t n = weight.size(0), k = weight.size(1);
   packed->outputs = n;
@@ -176,6 +180,7 @@ std::shared_ptr<const Packed> pack_int8(const Tensor& weight, const Tensor& scal
   packed->dtype = DType::i8;
   packed->device = weight.device();
   packed->engine = &int8_engine();
+  packed->spread = spread;
   packed->finish = gemm_engine(DType::f32);
   packed->size = depth_of(k, quantized_group(k, scale.size(1)));
   const Int8Engine& engine = *packed->engine;

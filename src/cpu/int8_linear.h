@@ -7,7 +7,7 @@
 
 namespace qkv::cpu {
 
-std::shared_ptr<const Packed> pack_int8(const Tensor& weight, const Tensor& scale);
+std::shared_ptr<const Packed> pack_int8(const Int8Weight& weight);
 void linear_int8(const LinearProblem& problem);
 
 }  // namespace qkv::cpu

@@ -30,10 +30,19 @@ HWY_INLINE Int8Scale int8_scale(const float* x, std::int64_t count) {
   constexpr float kTiny = 1e-30f;  // 127 / kTiny is finite
   const hn::RebindToSigned<F32> di;
   const auto magnitude = hn::Set(di, 0x7fffffff);
-  auto most = hn::Zero(di);
-  for_lanes(count, [&](std::int64_t i, std::int64_t n) QKV_LANES_BODY {
-    most = hn::Max(most, hn::And(hn::BitCast(di, load_lanes(x + i, n)), magnitude));
-  });
+  const auto magnitude_at = [&](std::int64_t i, std::int64_t n) QKV_LANES_BODY {
+    return hn::And(hn::BitCast(di, load_lanes(x + i, n)), magnitude);
+  };
+  auto most = hn::Zero(di), others = hn::Zero(di);  // two chains: a maximum takes two cycles
+  const std::int64_t lanes = lane_count();
+  std::int64_t i = 0;
+  for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    most = hn::Max(most, magnitude_at(i, lanes));
+    others = hn::Max(others, magnitude_at(i + lanes, lanes));
+  }
+  most = hn::Max(most, others);
+  for_lanes(count - i, [&](std::int64_t j, std::int64_t n)
+                           QKV_LANES_BODY { most = hn::Max(most, magnitude_at(i + j, n)); });
   const float largest = std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(di, most)));
   if (!(largest <= std::numeric_limits<float>::max())) {
     return {std::numeric_limits<float>::quiet_NaN(), 0};
@@ -56,6 +65,24 @@ HWY_INLINE std::int32_t round_to_int8(const float* x, std::int64_t count, float 
   auto sum = hn::Zero(di);
   const std::int64_t lanes = lane_count();
   std::int64_t i = 0;
+#if HWY_TARGET == HWY_NEON
+  // Whole vectors of bytes: numbers that fit are made narrow by leaving out the bytes above, three
+  // instructions for sixteen of them.
+  for (; i + 16 <= count; i += 16) {
+    int32x4_t whole[4];
+    HWY_UNROLL(4)
+    for (int j = 0; j < 4; ++j) {
+      whole[j] = vcvtnq_s32_f32(vmulq_f32(vld1q_f32(x + i + 4 * j), factor.raw));
+    }
+    const auto pair = [](int32x4_t a, int32x4_t b) HWY_ATTR {
+      return vuzp1q_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b));
+    };
+    const int8x16_t bytes = vuzp1q_s8(vreinterpretq_s8_s16(pair(whole[0], whole[1])),
+                                      vreinterpretq_s8_s16(pair(whole[2], whole[3])));
+    sum.raw = vpadalq_s16(sum.raw, vpaddlq_s8(bytes));
+    vst1q_s8(to + i, bytes);
+  }
+#endif
   for (; i + lanes <= count; i += lanes) {
     const auto whole = hn::NearestInt(hn::Mul(hn::LoadU(d, x + i), factor));
     sum = hn::Add(sum, whole);

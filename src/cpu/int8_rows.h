@@ -14,6 +14,7 @@ struct Int8Rows {
   float* scale;         // [rows][groups]
   std::int32_t* sums;   // [rows][groups]
   Int8Depth size;
+  bool spread;  // x is, before it is rounded
 };
 // Rows of x, contiguous and `inputs` wide, rounded to int8; zeros up to the depth.
 void round_rows_to_int8(const Rows& x, std::int64_t rows, std::int64_t inputs, const Int8Rows& to);

@@ -22,10 +22,10 @@ void gated_backward(Activation f, const Tensor& gate, const Tensor& up, const Te
                     Tensor& dgate, Tensor& dup);
 void dropout(const Tensor& x, double p, std::uint64_t seed, Tensor& y);
 void matmul(const MatmulProblem& problem);
-std::shared_ptr<const Packed> pack(const Tensor& weight, const Tensor& scale);
+std::shared_ptr<const Packed> pack(const Tensor& weight);
 void linear(const LinearProblem& problem);
-void quantize(const Tensor& x, std::int64_t group, Tensor& values, Tensor& scale);
-void dequantize(const Tensor& values, const Tensor& scale, std::int64_t group, Tensor& y);
+void quantize(const Tensor& x, const Rounding& how, Tensor& values, Tensor& scale);
+void dequantize(const Tensor& values, const Tensor& scale, const Rounding& how, Tensor& y);
 void norm(const NormProblem& problem);
 void norm_backward(const NormBackward& problem);
 void rotary(const RotaryProblem& problem);

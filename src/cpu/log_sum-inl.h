@@ -50,8 +50,8 @@ HWY_INLINE VecF32 exp_below(VecF32 x, VecF32 top) {
   const F32 d;
   const VecF32 y = hn::Sub(top, x), x_seen = hn::Sub(top, y);
   const VecF32 minus_rest = hn::Add(hn::Sub(hn::Add(y, x_seen), top), hn::Sub(x, x_seen));
-  const VecF32 bound = hn::Set(d, 200.0f);
-  return exp_minus(d, min_keeping_nan(bound, y), hn::IfThenElseZero(hn::Lt(y, bound), minus_rest));
+  const VecF32 e = exp_minus(d, y);
+  return hn::MulAdd(hn::IfThenElseZero(hn::Lt(y, hn::Set(d, 200.0f)), minus_rest), e, e);
 }
 
 // The sum of e^(x - max); the terms themselves go to `terms` unless it is null.

@@ -67,8 +67,7 @@ void matmul(const MatmulProblem& problem) {
   for (std::int64_t i = 0; i < batch; ++i) one(i);
 }
 
-std::shared_ptr<const Packed> pack(const Tensor& weight, const Tensor& scale) {
-  if (weight.dtype() == DType::i8) return pack_int8(weight, scale);
+std::shared_ptr<const Packed> pack(const Tensor& weight) {
   auto packed = std::make_shared<CpuPacked>();
   const std::int64_t n = weight.size(0), k = weight.size(1);
   packed->outputs = n;

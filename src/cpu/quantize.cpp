@@ -15,6 +15,7 @@
 // after foreach_target
 #include "cpu/gemm_pack-inl.h"
 #include "cpu/int8_rows-inl.h"
+#include "cpu/spread-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -43,25 +44,27 @@ float* scale_at(const Tensor& scale, std::int64_t a, std::int64_t b, std::int64_
          g * scale.stride(3);
 }
 
-void quantize_kernel(const Tensor& x, std::int64_t group, Tensor& values, Tensor& scale) {
+void quantize_kernel(const Tensor& x, const Rounding& how, Tensor& values, Tensor& scale) {
   const std::int64_t width = x.size(3);
   for_each_block(x, [&](std::int64_t a, std::int64_t b, std::int64_t s, std::int64_t rows) {
     const Scratch<float> wide(rows * width);
     load_block(rows_of(x, a, b, s), {rows, width, 0}, wide.get(), width);
     const Rows to = rows_of(values, a, b, s);
     for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t k = 0; k < width; k += group) {
-        const float* from = wide.get() + r * width + k;
-        const std::int64_t count = std::min(group, width - k);
+      float* row = wide.get() + r * width;
+      const float root = how.spread ? spread_row(row, width, row) : 1;
+      for (std::int64_t k = 0; k < width; k += how.group) {
+        const float* from = row + k;
+        const std::int64_t count = std::min(how.group, width - k);
         const Int8Scale found = int8_scale(from, count);
         round_to_int8(from, count, found.inverse, reinterpret_cast<std::int8_t*>(to.row(r)) + k);
-        *scale_at(scale, a, b, s + r, k / group) = found.scale;
+        *scale_at(scale, a, b, s + r, k / how.group) = found.scale * root;
       }
     }
   });
 }
 
-void dequantize_kernel(const Tensor& values, const Tensor& scale, std::int64_t group, Tensor& y) {
+void dequantize_kernel(const Tensor& values, const Tensor& scale, const Rounding& how, Tensor& y) {
   const std::int64_t width = values.size(3);
   for_each_block(values, [&](std::int64_t a, std::int64_t b, std::int64_t s, std::int64_t rows) {
     const Scratch<float> wide(width);
@@ -73,9 +76,13 @@ void dequantize_kernel(const Tensor& values, const Tensor& scale, std::int64_t g
         for (std::int64_t k = 0; k < width; ++k) run[k] = row[k * from.step];
         row = run.get();
       }
-      for (std::int64_t k = 0; k < width; k += group) {
-        widen_int8(row + k, std::min(group, width - k), *scale_at(scale, a, b, s + r, k / group),
-                   wide.get() + k);
+      for (std::int64_t k = 0; k < width; k += how.group) {
+        widen_int8(row + k, std::min(how.group, width - k),
+                   *scale_at(scale, a, b, s + r, k / how.group), wide.get() + k);
+      }
+      if (how.spread) {
+        const float root = spread_row(wide.get(), width, wide.get());
+        for (std::int64_t k = 0; k < width; ++k) wide[k] *= root;
       }
       store_row(wide.get(), width, to, r);
     }
@@ -83,7 +90,7 @@ void dequantize_kernel(const Tensor& values, const Tensor& scale, std::int64_t g
 }
 
 void round_rows_kernel(const Rows& x, std::int64_t rows, std::int64_t inputs, const Int8Rows& to) {
-  const Scratch<float> wide(x.dtype == DType::f32 ? 0 : inputs);
+  const Scratch<float> wide(x.dtype == DType::f32 && !to.spread ? 0 : inputs);
   const Int8Depth& size = to.size;
   for (std::int64_t r = 0; r < rows; ++r) {
     const auto* row = reinterpret_cast<const float*>(x.row(r));
@@ -91,11 +98,16 @@ void round_rows_kernel(const Rows& x, std::int64_t rows, std::int64_t inputs, co
       load_rows(x.from(r), 1, inputs, wide.get(), inputs);
       row = wide.get();
     }
+    float root = 1;
+    if (to.spread) {
+      root = spread_row(row, inputs, wide.get());
+      row = wide.get();
+    }
     std::int8_t* out = to.data + r * to.stride;
     for (std::int64_t g = 0; g < size.groups; ++g) {
       const std::int64_t k = g * size.group, count = std::min(size.group, inputs - k);
       const Int8Scale found = int8_scale(row + k, count);
-      to.scale[r * size.groups + g] = found.scale;
+      to.scale[r * size.groups + g] = found.scale * root;
       to.sums[r * size.groups + g] = round_to_int8(row + k, count, found.inverse, out + k);
     }
     std::fill(out + inputs, out + size.depth, std::int8_t{0});
@@ -113,14 +125,14 @@ HWY_EXPORT(quantize_kernel);
 HWY_EXPORT(dequantize_kernel);
 HWY_EXPORT(round_rows_kernel);
 
-void quantize(const Tensor& x, std::int64_t group, Tensor& values, Tensor& scale) {
+void quantize(const Tensor& x, const Rounding& how, Tensor& values, Tensor& scale) {
   settle_target();
-  HWY_DYNAMIC_DISPATCH(quantize_kernel)(x, group, values, scale);
+  HWY_DYNAMIC_DISPATCH(quantize_kernel)(x, how, values, scale);
 }
 
-void dequantize(const Tensor& values, const Tensor& scale, std::int64_t group, Tensor& y) {
+void dequantize(const Tensor& values, const Tensor& scale, const Rounding& how, Tensor& y) {
   settle_target();
-  HWY_DYNAMIC_DISPATCH(dequantize_kernel)(values, scale, group, y);
+  HWY_DYNAMIC_DISPATCH(dequantize_kernel)(values, scale, how, y);
 }
 
 void round_rows_to_int8(const Rows& x, std::int64_t rows, std::int64_t inputs, const Int8Rows& to) {

@@ -90,9 +90,12 @@ HWY_INLINE Several<kCount> evaluate(SeveralTag<kCount>, const Polynomial<kTerms>
   return y;
 }
 template <int kCount>
-HWY_INLINE Several<kCount> exp2_fast(SeveralTag<kCount>, Several<kCount> x) {
-  exp2_each<5>(hn::ScalableTag<float>(), x.of);
-  return x;
+HWY_INLINE Several<kCount> exp2_product(SeveralTag<kCount>, const Several<kCount>& a,
+                                        const Several<kCount>& h,
+                                        const Several<kCount>& minus_rest) {
+  Several<kCount> y;
+  exp2_product(hn::ScalableTag<float>(), a.of, h.of, minus_rest.of, y.of);
+  return y;
 }
 
 }  // namespace qkv::cpu::HWY_NAMESPACE

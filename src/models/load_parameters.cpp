@@ -66,7 +66,7 @@ class Loader {
   void load(const std::string& name, nn::Weight& weight, const Shape& shape, int axis) {
     nn::Weight stored = fetch(name, shape, true);
     if (!stored.defined()) return;
-    if (stored.is_quantized() && !fetch_scale(name + "_scale", stored, axis)) return;
+    if (stored.is_quantized() && !fetch_scale(name, stored, axis)) return;
     const DType wanted = options_.dtype.value_or(stored.dtype());
     if (stored.is_quantized() && wanted != DType::i8) stored = widened(stored, axis, wanted);
     if (wanted == DType::i8 && !stored.is_quantized()) {
@@ -76,8 +76,8 @@ class Loader {
       weight = wanted == stored.dtype() ? stored : nn::Weight(to(stored, wanted));
     }
     const auto placed = [&](const Tensor& x) { return x.defined() ? to(x, options_.device) : x; };
-    weight = {placed(weight), placed(weight.scale)};
-    if (options_.writable) weight = {writable(weight), writable(weight.scale)};
+    weight = {placed(weight), placed(weight.scale), weight.spread};
+    if (options_.writable) weight = {writable(weight), writable(weight.scale), weight.spread};
   }
 
   // Throws Error unless all went well and nothing was left over.
@@ -114,7 +114,10 @@ class Loader {
     return checkpoint_[name];
   }
 
-  bool fetch_scale(const std::string& name, nn::Weight& weight, int axis) {
+  // Its name says whether the values were spread.
+  bool fetch_scale(const std::string& values, nn::Weight& weight, int axis) {
+    weight.spread = checkpoint_.contains(values + "_spread_scale");
+    const std::string name = values + (weight.spread ? "_spread_scale" : "_scale");
     used_.insert(name);
     if (!checkpoint_.contains(name)) {
       missing_.push_back(name + ", the scales of int8 values");
@@ -141,9 +144,8 @@ class Loader {
   }
 
   static Tensor widened(const nn::Weight& weight, int axis, DType dtype) {
-    if (axis == 1) return dequantize({weight, weight.scale}, dtype);
-    const Quantized turned{transpose(weight, 0, 1), transpose(weight.scale, 0, 1)};
-    return contiguous(transpose(dequantize(turned, dtype), 0, 1));
+    const Tensor wide = dequantize(weight.quantized(axis), dtype);
+    return axis == 1 ? wide : contiguous(transpose(wide, 0, 1));
   }
 
   const Checkpoint& checkpoint_;

@@ -22,7 +22,7 @@ namespace {
 
 // Whether two weights can be rows of one.
 bool are_alike(const Weight& a, const Weight& b) {
-  return a.dtype() == b.dtype() && a.scale.defined() == b.scale.defined() &&
+  return a.dtype() == b.dtype() && a.spread == b.spread && a.scale.defined() == b.scale.defined() &&
          (!a.scale.defined() || a.scale.size(1) == b.scale.size(1));
 }
 
@@ -70,7 +70,7 @@ void ProjectedAttention::visit(const Visitor& visitor) {
   }
 }
 
-Tensor ProjectedAttention::project_jointly(const Tensor& x) const {
+Tensor ProjectedAttention::project_jointly(const Tensor& x, std::optional<DType> dtype) const {
   const std::array<std::uint64_t, 3> ids{q.weight.id(), k.weight.id(), v.weight.id()};
   PackedWeight weight;
   Tensor bias;
@@ -81,8 +81,10 @@ Tensor ProjectedAttention::project_jointly(const Tensor& x) const {
       joint_->weight = {};
     } else if (joint_->ids != ids) {
       Weight all(concat({q.weight, k.weight, v.weight}, 0));
-      if (all.is_quantized())
+      if (all.is_quantized()) {
         all.scale = concat({q.weight.scale, k.weight.scale, v.weight.scale}, 0);
+        all.spread = q.weight.spread;
+      }
       joint_->weight = pack(all, false);
       if (config_.bias) joint_->bias = concat({q.bias, k.bias, v.bias}, 0);
       joint_->ids = ids;
@@ -91,29 +93,34 @@ Tensor ProjectedAttention::project_jointly(const Tensor& x) const {
     weight = joint_->weight;
     bias = joint_->bias;
   }
-  if (!Tape::recording()) return linear(x, weight, bias);
-  return linear(x, concat({q.weight, k.weight, v.weight}, 0),
-                config_.bias ? concat({q.bias, k.bias, v.bias}, 0) : Tensor());
+  if (!Tape::recording()) return linear(x, weight, bias, Activation::none, dtype);
+  const Tensor y = linear(x, concat({q.weight, k.weight, v.weight}, 0),
+                          config_.bias ? concat({q.bias, k.bias, v.bias}, 0) : Tensor());
+  return dtype ? to(y, *dtype) : y;
 }
 
 ProjectedAttention::Heads ProjectedAttention::project_plainly(const Tensor& x,
-                                                              const AttentionCall& call) const {
+                                                              const AttentionCall& call,
+                                                              std::optional<DType> dtype) const {
   const AttentionConfig& c = config_;
+  const auto with = [&](const Linear& layer, const Tensor& of) {
+    return layer(of, Activation::none, dtype);
+  };
   if (c.cross) {
-    Heads heads{split_heads(q(x), c.heads), {}, {}};
+    Heads heads{split_heads(with(q, x), c.heads), {}, {}};
     if (call.cache != nullptr && call.cache->has_memory(call.layer)) return heads;
     check(call.memory.defined(), "attention: cross-attention needs the encoder's output");
-    heads.keys = split_heads(k(call.memory), c.kv_heads);
-    heads.values = split_heads(v(call.memory), c.kv_heads);
+    heads.keys = split_heads(with(k, call.memory), c.kv_heads);
+    heads.values = split_heads(with(v, call.memory), c.kv_heads);
     return heads;
   }
   const bool joins = !c.fused && q.weight.defined() && are_alike(q.weight, k.weight) &&
                      are_alike(q.weight, v.weight);
   if (!c.fused && !joins) {
-    return {split_heads(q(x), c.heads), split_heads(k(x), c.kv_heads),
-            split_heads(v(x), c.kv_heads)};
+    return {split_heads(with(q, x), c.heads), split_heads(with(k, x), c.kv_heads),
+            split_heads(with(v, x), c.kv_heads)};
   }
-  const Tensor all = c.fused ? q(x) : project_jointly(x);
+  const Tensor all = c.fused ? with(q, x) : project_jointly(x, dtype);
   const std::vector<Tensor> parts =
       split(all, 2, {c.heads * c.head_size, c.kv_heads * c.head_size, c.kv_heads * c.head_size});
   return {split_heads(parts[0], c.heads), split_heads(parts[1], c.kv_heads),
@@ -126,10 +133,13 @@ ProjectedAttention::Heads ProjectedAttention::project(const Tensor& x,
   check(x.rank() == 3 && x.size(2) == c.hidden, "attention: x must be [B, S, {}], got {}", c.hidden,
         x.shape());
   // bf16 and int8 weights: attention multiplies in bf16 too.
-  const auto narrow = [&](const Tensor& t) {
-    return q.weight.dtype() == DType::bf16 || q.weight.is_quantized() ? to(t, DType::bf16) : t;
-  };
-  auto [queries, keys, values] = project_plainly(x, call);
+  const bool is_narrow = q.weight.dtype() == DType::bf16 || q.weight.is_quantized();
+  const auto narrow = [&](const Tensor& t) { return is_narrow ? to(t, DType::bf16) : t; };
+  // Nothing comes between the product and its rounding: the product rounds. A tape has its
+  // gradients rounded where they always were, one tensor at a time.
+  const bool at_once = is_narrow && !c.qk_norm_eps && call.rotary == nullptr && !Tape::recording();
+  auto [queries, keys, values] =
+      project_plainly(x, call, at_once ? std::optional(DType::bf16) : std::nullopt);
   if (c.qk_norm_eps) {
     queries = q_norm(queries);
     if (keys.defined()) keys = k_norm(keys);

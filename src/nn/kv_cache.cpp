@@ -16,7 +16,7 @@ void store(const Tensor& x, const Tensor& data, const Tensor& scale, std::int64_
   Tensor rows = slice(data, 2, at, at + x.size(2));
   if (!scale.defined()) return backend(x.device()).copy(x, rows);
   Tensor scales = slice(scale, 2, at, at + x.size(2));
-  backend(x.device()).quantize(x, x.size(3), rows, scales);
+  backend(x.device()).quantize(x, {.group = x.size(3)}, rows, scales);
 }
 
 // Rows [begin, end) to the front of `to`, as they are.

@@ -18,7 +18,7 @@ struct Linear::Pack {
 
 PackedWeight pack(const Weight& weight, bool transposed) {
   if (!weight.is_quantized()) return PackedWeight(weight, transposed);
-  return PackedWeight(Quantized{weight, weight.scale}, transposed);
+  return PackedWeight(weight.quantized(), transposed);
 }
 
 Linear::Linear(const LinearConfig& config) : config_(config), pack_(std::make_shared<Pack>()) {}
@@ -30,7 +30,8 @@ void Linear::visit(const Visitor& visitor) {
   if (config_.bias) visitor("bias", bias, {config_.outputs});
 }
 
-Tensor Linear::operator()(const Tensor& x, Activation activation) const {
+Tensor Linear::operator()(const Tensor& x, Activation activation,
+                          std::optional<DType> dtype) const {
   check(weight.defined(), "linear: the layer has no weight; load or initialize the model first");
   PackedWeight packed;
   {
@@ -45,8 +46,10 @@ Tensor Linear::operator()(const Tensor& x, Activation activation) const {
     }
     packed = pack_->weight;
   }
-  if (!Tape::recording()) return linear(x, packed, bias, activation);
-  return linear(x, weight, bias, {.activation = activation, .transposed = config_.transposed});
+  if (!Tape::recording()) return linear(x, packed, bias, activation, dtype);
+  const Tensor y =
+      linear(x, weight, bias, {.activation = activation, .transposed = config_.transposed});
+  return dtype ? to(y, *dtype) : y;
 }
 
 Embedding::Embedding(std::int64_t rows, std::int64_t width, std::int64_t padding)
@@ -56,7 +59,7 @@ void Embedding::visit(const Visitor& visitor) { visitor("weight", weight, {rows_
 
 Tensor Embedding::operator()(const Tensor& ids) const {
   check(weight.defined(), "embedding: the layer has no table; load or initialize the model first");
-  if (weight.is_quantized()) return embedding(ids, Quantized{weight, weight.scale});
+  if (weight.is_quantized()) return embedding(ids, weight.quantized());
   return to(embedding(ids, weight, padding_), DType::f32);
 }
 

@@ -17,8 +17,10 @@ void Visitor::operator()(const std::string& name, Weight& weight, const Shape& s
   visit_(prefix_ + name, weight, shape);
   if (!weight.is_quantized()) {
     weight.scale = {};
+    weight.spread = false;
   } else if (weight.scale.defined()) {
-    visit_(prefix_ + name + "_scale", weight.scale, weight.scale.shape());
+    visit_(prefix_ + name + (weight.spread ? "_spread_scale" : "_scale"), weight.scale,
+           weight.scale.shape());
   }
 }
 
@@ -62,12 +64,15 @@ void quantize(Module& module, std::int64_t group) {
 }
 
 Weight quantize(const Tensor& weight, std::int64_t group, int inputs_axis) {
-  if (inputs_axis == 1) {
-    const Quantized q = qkv::quantize(weight, group);
-    return {q.values, q.scale};
-  }
-  const Quantized q = qkv::quantize(transpose(weight, 0, 1), group);
-  return {contiguous(transpose(q.values, 0, 1)), contiguous(transpose(q.scale, 0, 1))};
+  const bool turned = inputs_axis == 0;
+  const Quantized q = qkv::quantize(turned ? transpose(weight, 0, 1) : weight, group, true);
+  if (!turned) return {q.values, q.scale, q.spread};
+  return {contiguous(transpose(q.values, 0, 1)), contiguous(transpose(q.scale, 0, 1)), q.spread};
+}
+
+Quantized Weight::quantized(int inputs_axis) const {
+  if (inputs_axis == 1) return {*this, scale, spread};
+  return {transpose(*this, 0, 1), transpose(scale, 0, 1), spread};
 }
 
 namespace {

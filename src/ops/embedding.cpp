@@ -64,7 +64,7 @@ Tensor embedding(const Tensor& ids, const Quantized& table) {
   const TapePause pause;
   const Tensor rows = row_ids(ids, table.values);
   return dequantize({take_rows(rows, contiguous(table.values), ids.shape()),
-                     take_rows(rows, contiguous(table.scale), ids.shape())});
+                     take_rows(rows, contiguous(table.scale), ids.shape()), table.spread});
 }
 
 }  // namespace qkv

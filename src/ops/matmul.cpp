@@ -245,7 +245,7 @@ PackedWeight::PackedWeight(const Tensor& weight, bool transposed) {
 
 PackedWeight::PackedWeight(const Quantized& weight, bool transposed) {
   constexpr std::int64_t kMostInputs = 1 << 17;  // as many products of -128 fit 32 bits
-  const auto& [values, scale] = weight;
+  const auto& [values, scale, spread] = weight;
   check(values.defined() && values.dtype() == DType::i8 && values.rank() == 2,
         "PackedWeight: the weight must be i8 [N, K], got {} {}", values.dtype(), values.shape());
   const TapePause pause;
@@ -258,17 +258,20 @@ PackedWeight::PackedWeight(const Quantized& weight, bool transposed) {
   const Tensor s = transposed ? transpose(scale, 0, 1) : scale;
   check(s.size(0) == w.size(0) && quantized_group(w.size(1), s.size(1)) > 0,
         "PackedWeight: the scale {} does not fit the weight {}", scale.shape(), values.shape());
-  packed_ = backend(values.device()).pack_int8(w, s);
+  packed_ = backend(values.device()).pack_int8({w, s, spread});
 }
 
 Tensor linear(const Tensor& x, const PackedWeight& weight, const Tensor& bias,
-              Activation activation) {
+              Activation activation, std::optional<DType> dtype) {
   check(weight.defined(), "linear: the packed weight is undefined");
+  check(!dtype || is_floating(*dtype), "linear: to f32, bf16 or f16, not {}",
+        dtype.value_or(DType::f32));
   const Packed& packed = *weight.get();
   check_linear(x, packed.inputs, packed.outputs, packed.device);
   check_bias("linear", bias, packed.outputs);
   const Tensor rows = rows_of(x);
-  Tensor y = Tensor::empty(linear_shape(x, packed.outputs), {x.dtype(), x.device()});
+  Tensor y =
+      Tensor::empty(linear_shape(x, packed.outputs), {dtype.value_or(x.dtype()), x.device()});
   LinearProblem problem;
   problem.x = rows;
   problem.weight = &packed;

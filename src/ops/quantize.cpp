@@ -46,7 +46,7 @@ std::int64_t check_quantized(const char* op, const Quantized& x) {
 
 }  // namespace
 
-Quantized quantize(const Tensor& x, std::int64_t group) {
+Quantized quantize(const Tensor& x, std::int64_t group, bool spread) {
   check_floating("quantize", "x", x);
   check(x.rank() >= 1, "quantize: x must have an axis, got {}", x.shape());
   check(group == 0 || group == 32 || group == 64 || group == 128,
@@ -56,10 +56,10 @@ Quantized quantize(const Tensor& x, std::int64_t group) {
   const std::int64_t size = group == 0 || group > width ? std::max<std::int64_t>(width, 1) : group;
   const std::int64_t groups = std::max<std::int64_t>((width + size - 1) / size, 1);
   Quantized y{Tensor::empty(x.shape(), {DType::i8, x.device()}),
-              Tensor::zeros(with_last(x.shape(), groups), {DType::f32, x.device()})};
+              Tensor::zeros(with_last(x.shape(), groups), {DType::f32, x.device()}), spread};
   if (x.numel() == 0) return y;
   Tensor values = as_rows(y.values), scale = as_rows(y.scale);
-  backend(x.device()).quantize(as_rows(x), size, values, scale);
+  backend(x.device()).quantize(as_rows(x), {size, spread}, values, scale);
   return y;
 }
 
@@ -70,7 +70,7 @@ Tensor dequantize(const Quantized& x, DType dtype) {
   Tensor y = Tensor::empty(x.values.shape(), {dtype, x.values.device()});
   if (y.numel() == 0) return y;
   Tensor rows = as_rows(y);
-  backend(y.device()).dequantize(as_rows(x.values), as_rows(x.scale), group, rows);
+  backend(y.device()).dequantize(as_rows(x.values), as_rows(x.scale), {group, x.spread}, rows);
   return y;
 }
 

@@ -94,7 +94,7 @@ struct LoadOptions {
   // f16 in f32 precision, bf16 by the machine's bf16 instructions. i8 makes the matrices and tables
   // int8 (docs/int8.md) and everything else f32.
   std::optional<DType> dtype{};
-  std::int64_t group = 32;  // of i8: so many inputs share a scale, 32, 64, 128; 0 = all of a row
+  std::int64_t group = 0;  // of i8: so many inputs share a scale, 32, 64, 128; 0 = all of a row
   // Copies the weights into memory, so that an optimiser may change them. Else they stay mapped.
   bool writable = false;
   // Where the weights go, and with them all that the model computes.
@@ -108,7 +108,7 @@ std::unique_ptr<Model> load_model(const std::string& folder, const LoadOptions& 
 // A model of this config.json (a path, its text, or one of model_presets()) with random weights,
 // uniform: to measure with. Before training, nn::initialize draws better ones.
 std::unique_ptr<Model> make_model(const std::string& config, std::uint64_t seed = 0,
-                                  DType dtype = DType::f32, std::int64_t group = 32);
+                                  DType dtype = DType::f32, std::int64_t group = 0);
 std::vector<std::string> model_presets();
 // Writes config.json and model.safetensors, which load_model and transformers read back (int8
 // weights load_model alone).
