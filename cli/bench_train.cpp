@@ -87,10 +87,10 @@ StepTimes time_steps(Model& model, const BenchTrainOptions& o) {
   const auto step = [&](bool waits, bool tells = false) {
     const auto begin = now(waits);
     auto forward = begin, backward = begin;
-    nn::Training training = plain;
-    if (tells) training.statistics = kHealthStatistics;
     std::optional<ScoreHealth> health;
-    const Gradients gradients = [&] {  // the tape goes before anybody waits, as in training
+    const auto pass = [&] {  // what it holds goes before anybody waits, as in training
+      nn::Training training = plain;
+      if (tells) training.statistics = kHealthStatistics;
       Tape tape;
       const Tensor loss = model.loss({.ids = ids}, labels, {.training = &training});
       forward = now(waits);
@@ -99,8 +99,9 @@ StepTimes time_steps(Model& model, const BenchTrainOptions& o) {
       backward = now(waits);
       if (tells) health.emplace(training, found);
       return found;
-    }();
-    optimizer.step(gradients);
+    };
+    optimizer.step(pass());
+    optimizer.norm();
     if (health) health->read();
     if (!waits) return;
     const auto end = now(true);
@@ -114,7 +115,8 @@ StepTimes time_steps(Model& model, const BenchTrainOptions& o) {
     step(true);
     progress.update(i + 1, 4 * o.steps);
   }
-  // As in training, nobody waits between steps: what the parts leave idle is used.
+  // As in training, what is waited for comes before the optimiser's work: it covers the beginning
+  // of the next step, and what the parts leave idle is used.
   const auto begin = now(true);
   for (int i = 0; i < o.steps; ++i) step(false);
   times.whole.milliseconds.push_back(between(begin, now(true)) / o.steps);

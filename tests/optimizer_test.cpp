@@ -163,6 +163,7 @@ void compare_runs(const OptimizerOptions& options, std::size_t decayed) {
     const Tensor norm = optimizer.step(tape.backward(loss));
     const double want = reference.step(expected, gradients_of(expected, test::values_of(x)));
     ASSERT_NEAR(norm.to_vector<float>()[0], want, 1e-4) << step;
+    ASSERT_EQ(optimizer.norm(), norm.to_vector<float>()[0]) << step;
     for (std::size_t k = 0; k < parameters.size(); ++k) {
       const std::string what = "step " + std::to_string(step) + ", " + std::to_string(k);
       expect_near(parameters[k], expected[k], what);
@@ -211,6 +212,7 @@ void check_not_finite() {
       bad.set(q, good[q]);
       const auto before = bytes();
       EXPECT_FALSE(std::isfinite(optimizer.step(bad).to_vector<float>()[0]));
+      EXPECT_FALSE(std::isfinite(optimizer.norm()));
       EXPECT_EQ(bytes(), before) << to_string(rule);
     }
     const auto before = bytes();
@@ -288,6 +290,18 @@ TEST(Optimizer, TakesUpARunAgain) {
   second.set_state(first.state());
   run(second, parts, 3);
   EXPECT_EQ(test::bytes_of(parts), test::bytes_of(whole));
+}
+
+TEST(Optimizer, HasANormFromItsFirstStepOn) {
+  const Tensor p = to(Tensor::full({4}, 3), test::test_device());
+  Optimizer sgd({p}, {.rule = OptimizerRule::sgd});
+  EXPECT_ERROR("Optimizer: there is no norm before the first step", sgd.norm());
+  sgd.step({});
+  EXPECT_EQ(sgd.norm(), 0);
+  Gradients gradients;
+  gradients.set(p, to(Tensor::full({4}, 2), test::test_device()));
+  sgd.step(gradients);
+  EXPECT_EQ(sgd.norm(), 4);
 }
 
 TEST(Optimizer, NamesWhatItCannotTake) {

@@ -313,7 +313,7 @@ TEST(ScoreHealth, ClipBringsALogitToItsLimit) {
     // Only the first attention: what it changes changes all that follow.
     nn::Training only = before;
     only.health.resize(1);
-    EXPECT_THAT(clip_scores(only, limit, optimizer), SizeIs(1));
+    EXPECT_THAT(ScoreClip(only).apply(limit, optimizer), SizeIs(1));
     const std::vector<HeadHealth> second = ScoreHealth(look(), {}).read();
     const std::size_t large = first[0].max_logit > limit ? 0 : 1;
     EXPECT_NEAR(second[large].max_logit, limit, 1e-4 * limit);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "qkv/autograd.h"
@@ -12,6 +13,8 @@
 #include "qkv/tensor.h"
 
 namespace qkv {
+
+class Reading;
 
 struct OptimizerOptions {
   OptimizerRule rule = OptimizerRule::adamw;
@@ -48,6 +51,8 @@ class Optimizer {
   // norm of all gradients together before clipping: f32 [], on the device of the parameters, for
   // which nobody has waited. Where it is not finite nothing was changed.
   Tensor step(const Gradients& gradients);
+  // That norm of the last step on the CPU. Waits for it, but not for the parameters to change.
+  float norm() const;
 
   // For schedules: what the next step uses.
   OptimizerOptions options;
@@ -62,6 +67,7 @@ class Optimizer {
   std::vector<Tensor> parameters_;
   std::size_t decayed_;
   std::vector<OptimizerState> state_;
+  std::shared_ptr<Reading> norm_;
 };
 
 // The rule that options have by themselves.

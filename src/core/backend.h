@@ -23,6 +23,13 @@ class Recording {
   virtual void replay() = 0;
 };
 
+// A tensor on its way to the CPU. What was queued behind it is not waited for.
+class Reading {
+ public:
+  virtual ~Reading() = default;
+  virtual Tensor wait() = 0;  // on the CPU; the same as often as it is asked for
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -35,6 +42,8 @@ class Backend {
   virtual void fill(Tensor& x, double value) = 0;
   // Same shape; any strides; converts between dtypes.
   virtual void copy(const Tensor& from, Tensor& to) = 0;
+  // Queues a copy of x as it is now. A device that does at once what it is told has it already.
+  virtual std::unique_ptr<Reading> begin_reading(const Tensor& x);
   // Rows [at, at + S) of data [B, H, N, D] become x [B, H, S, D]; both of one dtype and any
   // strides. `at`, i64 [1], is read by the device; what would lie outside of data is not written.
   virtual void store_rows(const Tensor& x, const Tensor& at, Tensor& data) = 0;
@@ -87,8 +96,9 @@ class Backend {
   virtual void cross_entropy(const CrossEntropyProblem& problem) = 0;
   virtual void cross_entropy_backward(const CrossEntropyBackward& problem) = 0;
   virtual void sample(const SampleProblem& problem) = 0;
-  // Waits for nothing: whether the norm is finite is decided on the device.
-  virtual void optimize(const OptimizerProblem& problem) = 0;
+  // Waits for nothing: whether the norm is finite is decided on the device. The norm that is
+  // returned sets out before parameters are changed.
+  virtual std::unique_ptr<Reading> optimize(const OptimizerProblem& problem) = 0;
 
   // Over the last axis; all contiguous.
   virtual void softmax(const Tensor& x, Tensor& y) = 0;

@@ -96,7 +96,10 @@ class CpuBackend final : public Backend {
     cpu::cross_entropy_backward(problem);
   }
   void sample(const SampleProblem& problem) override { cpu::sample(problem); }
-  void optimize(const OptimizerProblem& problem) override { cpu::optimize(problem); }
+  std::unique_ptr<Reading> optimize(const OptimizerProblem& problem) override {
+    cpu::optimize(problem);
+    return begin_reading(problem.norm);
+  }
   void softmax(const Tensor& x, Tensor& y) override { cpu::softmax(x, y); }
   void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override {
     cpu::softmax_backward(y, dy, dx);

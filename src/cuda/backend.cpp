@@ -106,6 +106,7 @@ CudaBackend::CudaBackend(int index) : index_(index) {
   std::size_t unused = 0;
   check_cuda(cudaMemGetInfo(&unused, &total_memory_), "cuda");
   outbox_ = std::make_unique<Outbox>();
+  inbox_ = make_inbox();
 }
 
 cudaStream_t CudaBackend::main_stream() const {

@@ -2,7 +2,7 @@
 //
 // Everything a device does is queued on one stream, in the order of the calls: memory that is freed
 // may be handed out again at once, because whoever gets it writes after whoever had it. Nothing
-// waits for the device but a copy to the CPU.
+// waits for the device but who wants bytes of it on the CPU.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,6 +29,7 @@ class CudaBackend final : public Backend {
   std::shared_ptr<Storage> allocate(std::size_t bytes) override;
   void fill(Tensor& x, double value) override;
   void copy(const Tensor& from, Tensor& to) override;
+  std::unique_ptr<Reading> begin_reading(const Tensor& x) override;
   void store_rows(const Tensor& x, const Tensor& at, Tensor& data) override;
   std::unique_ptr<Recording> record(const std::function<void()>& body) override;
   void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
@@ -53,7 +54,7 @@ class CudaBackend final : public Backend {
   void cross_entropy(const CrossEntropyProblem& problem) override;
   void cross_entropy_backward(const CrossEntropyBackward& problem) override;
   void sample(const SampleProblem& problem) override;
-  void optimize(const OptimizerProblem& problem) override;
+  std::unique_ptr<Reading> optimize(const OptimizerProblem& problem) override;
   void softmax(const Tensor& x, Tensor& y) override;
   void softmax_backward(const Tensor& y, const Tensor& dy, Tensor& dx) override;
   void keep_triangle(const Tensor& x, bool upper, Tensor& y) override;
@@ -96,12 +97,15 @@ class CudaBackend final : public Backend {
  private:
   struct Blas;
   struct Outbox;
+  struct Inbox;
+  class Arriving;
   struct Arena;
   class Graph;
   // Where the calling thread takes memory while it records; null: it does not.
   static Arena*& recording();
   Arena* arena() const;
   cudaStream_t main_stream() const;
+  static std::shared_ptr<Inbox> make_inbox();
   std::shared_ptr<Storage> allocate_recorded(std::size_t bytes);
   // False where the library has no way to do it.
   bool product(const Product& problem);
@@ -113,6 +117,7 @@ class CudaBackend final : public Backend {
   cudaStream_t stream_ = nullptr;
   std::size_t total_memory_ = 0;
   std::unique_ptr<Outbox> outbox_;
+  std::shared_ptr<Inbox> inbox_;
   Tensor tickets_;
   std::shared_ptr<Blas> blas_;  // made by the first product
 };

@@ -220,12 +220,13 @@ std::vector<Item> items_of(const OptimizerProblem& p, std::int64_t& chunks) {
 }  // namespace
 }  // namespace cuda
 
-void CudaBackend::optimize(const OptimizerProblem& p) {
+std::unique_ptr<Reading> CudaBackend::optimize(const OptimizerProblem& p) {
   std::int64_t chunks = 0;
   const std::vector<cuda::Item> items = cuda::items_of(p, chunks);
   if (items.empty()) {
     Tensor norm = p.norm;
-    return fill(norm, 0);
+    fill(norm, 0);
+    return begin_reading(norm);
   }
   const auto count = static_cast<std::int64_t>(items.size());
   const Tensor table = upload(std::as_bytes(std::span(items)));
@@ -252,6 +253,7 @@ void CudaBackend::optimize(const OptimizerProblem& p) {
   const unsigned blocks = job.chunks;
   if (blocks > 0) cuda::squares_kernel<<<blocks, cuda::kThreads, 0, queue>>>(job);
   cuda::verdict_kernel<<<1, cuda::kThreads, 0, queue>>>(job);
+  std::unique_ptr<Reading> norm = begin_reading(p.norm);
   const auto run = [&]<OptimizerRule kRule>() {
     if (blocks > 0) cuda::update_kernel<kRule><<<blocks, cuda::kThreads, 0, queue>>>(job);
   };
@@ -261,6 +263,7 @@ void CudaBackend::optimize(const OptimizerProblem& p) {
     case OptimizerRule::sgd: run.template operator()<OptimizerRule::sgd>(); break;
   }
   check_launch("optimize");
+  return norm;
 }
 
 }  // namespace qkv

@@ -39,13 +39,15 @@ ScoreHealth::ScoreHealth(const nn::Training& pass, const Gradients& gradients) {
     layer.key_norms = add_norm(h.keys);
     layers_.push_back(std::move(layer));
   }
-  figures_ = head_figures(items);
+  if (items.empty()) return;
+  const Tensor figures = head_figures(items);
+  figures_ = backend(figures.device()).begin_reading(figures);
 }
 
 std::vector<HeadHealth> ScoreHealth::read() const {
   std::vector<HeadHealth> all;
   if (layers_.empty()) return all;
-  const std::vector<float> values = figures_.to_vector<float>();
+  const std::vector<float> values = figures_->wait().to_vector<float>();
   auto next = values.begin();
   for (const Layer& layer : layers_) {
     // Of every query head, from as many figures or from those of fewer key heads; none: 0.

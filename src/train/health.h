@@ -1,10 +1,11 @@
 // The health of the scores: what every head's attention told of them, rules that warn, and QK-clip.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "core/op_problems.h"
+#include "core/backend.h"
 #include "qkv/autograd.h"
 #include "qkv/nn.h"
 #include "qkv/train.h"
@@ -21,8 +22,8 @@ HeadFigures over_batch(const Tensor& statistic, HeadFigure figure);
 // Keeps the gradients of queries and keys; between forward and backward.
 void watch_scores(Tape& tape, const nn::Training& pass);
 
-// What a pass told, over its batch. Made where the pass ran, without waiting for it; to read it
-// waits.
+// What a pass told, over its batch. Made where the pass ran, and sets out to the CPU at once; to
+// read it waits for that alone.
 class ScoreHealth {
  public:
   ScoreHealth(const nn::Training& pass, const Gradients& gradients);
@@ -35,7 +36,7 @@ class ScoreHealth {
     std::int64_t heads = 0, query_norms = 0, key_norms = 0;  // norms: 0 without a gradient
   };
   std::vector<Layer> layers_;
-  Tensor figures_;
+  std::unique_ptr<Reading> figures_;
 };
 
 // What the rules say. `warned` holds max_logit of each head when it was last warned about; empty at
@@ -43,8 +44,21 @@ class ScoreHealth {
 std::vector<std::string> warnings_of(const std::vector<HeadHealth>& health,
                                      const WatchOptions& watch, std::vector<double>& warned);
 
-// QK-clip: scales W_Q and W_K of every head whose max_logit passes `limit`, and tells which.
-std::vector<std::string> clip_scores(const nn::Training& pass, double limit,
-                                     const Optimizer& optimizer);
+// QK-clip. The largest logits of a pass set out to the CPU at once, as in ScoreHealth.
+class ScoreClip {
+ public:
+  explicit ScoreClip(const nn::Training& pass);
+  // Scales W_Q and W_K of every head whose largest logit passes `limit`, and tells which.
+  std::vector<std::string> apply(double limit, const Optimizer& optimizer) const;
+
+ private:
+  struct Layer {
+    std::string name;
+    const nn::ProjectedAttention* layer;
+    std::int64_t heads;
+  };
+  std::vector<Layer> layers_;
+  std::unique_ptr<Reading> largest_;
+};
 
 }  // namespace qkv

@@ -144,8 +144,13 @@ Tensor Optimizer::step(const Gradients& gradients) {
   problem.clip_norm = options.clip_norm;
   problem.ema = options.ema;
   problem.norm = Tensor::empty({}, {DType::f32, device});
-  backend(device).optimize(problem);
+  norm_ = backend(device).optimize(problem);
   return problem.norm;
+}
+
+float Optimizer::norm() const {
+  check(norm_ != nullptr, "Optimizer: there is no norm before the first step");
+  return *norm_->wait().data<float>();
 }
 
 }  // namespace qkv

@@ -61,27 +61,32 @@ void scale_head(const nn::ProjectedAttention& layer, std::int64_t head, double f
 
 }  // namespace
 
-std::vector<std::string> clip_scores(const nn::Training& pass, double limit,
-                                     const Optimizer& optimizer) {
+ScoreClip::ScoreClip(const nn::Training& pass) {
   const TapePause pause;
-  std::vector<const nn::AttentionHealth*> layers;
-  std::vector<HeadFigures> largest;
+  std::vector<HeadFigures> items;
   for (const nn::AttentionHealth& h : pass.health) {
     if (h.layer == nullptr || h.layer->config().qk_norm_eps) continue;
-    layers.push_back(&h);
-    largest.push_back(over_batch(h.statistics.max_logit, HeadFigure::largest));
+    layers_.push_back({h.name, h.layer, h.queries.size(1)});
+    items.push_back(over_batch(h.statistics.max_logit, HeadFigure::largest));
   }
+  if (items.empty()) return;
+  const Tensor largest = head_figures(items);
+  largest_ = backend(largest.device()).begin_reading(largest);
+}
+
+std::vector<std::string> ScoreClip::apply(double limit, const Optimizer& optimizer) const {
+  const TapePause pause;
   std::vector<std::string> clipped;
-  if (layers.empty()) return clipped;
-  const std::vector<float> values = head_figures(largest).to_vector<float>();
+  if (layers_.empty()) return clipped;
+  const std::vector<float> values = largest_->wait().to_vector<float>();
   auto value = values.begin();
-  for (const nn::AttentionHealth* h : layers) {
-    for (std::int64_t head = 0; head < h->queries.size(1); ++head) {
+  for (const Layer& of : layers_) {
+    for (std::int64_t head = 0; head < of.heads; ++head) {
       const float logit = *value++;
       if (!(logit > limit)) continue;
-      scale_head(*h->layer, head, limit / logit, optimizer);
+      scale_head(*of.layer, head, limit / logit, optimizer);
       clipped.push_back(
-          fmt::format("{} head {}: clipped from {:.3g} to {:.3g}", h->name, head, logit, limit));
+          fmt::format("{} head {}: clipped from {:.3g} to {:.3g}", of.name, head, logit, limit));
     }
   }
   return clipped;

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "core/backend.h"
 #include "core/check.h"
 #include "core/philox.h"
 #include "io/file.h"
@@ -120,33 +121,32 @@ struct Trainer::Run {
   }
 
   struct Step {
-    Tensor loss;  // summed over tokens
     std::int64_t tokens = 0, read = 0;
     float norm = 0;
+    float loss = 0;  // of the interval, where it is told
     std::vector<HeadHealth> health{};
     std::vector<std::string> clipped{};
   };
 
-  Step step(Prefetch& batches, bool is_told) {
-    std::vector<Batch> parts;
-    Step result;
-    result.loss = zero_loss();
-    for (int i = 0; i < config.accumulate; ++i) {
-      parts.push_back(batches.next());
-      result.tokens += parts.back().tokens;
-      result.read += parts.back().read;
-    }
-    const std::int64_t number = state.step;
-    const bool watches = config.watch.clip > 0 || (is_told && config.health);
+  // What the passes of a step leave; what is told of them is on its way to the CPU.
+  struct Passes {
     Gradients gradients;
-    nn::Training first;
+    Tensor loss;  // summed over tokens
     std::optional<ScoreHealth> health;
+    std::optional<ScoreClip> clip;
+  };
+
+  Passes pass_over(const std::vector<Batch>& parts, std::int64_t tokens, bool is_told) {
+    const std::int64_t number = state.step;
+    const bool tells = is_told && config.health, clips = config.watch.clip > 0;
+    Passes result;
+    result.loss = zero_loss();
     for (int i = 0; i < config.accumulate; ++i) {
       const Batch& part = parts[static_cast<std::size_t>(i)];
       if (part.tokens == 0) continue;
       nn::Training pass{.seed = seed_of(number, i), .step = number, .dtype = config.dtype};
-      if (i == 0 && watches) {
-        pass.statistics = is_told && config.health ? kHealthStatistics : Statistics::max_logit;
+      if (i == 0 && (tells || clips)) {
+        pass.statistics = tells ? kHealthStatistics : Statistics::max_logit;
       }
       Tape tape;
       const Tensor loss =
@@ -155,24 +155,43 @@ struct Trainer::Run {
       const auto weight = static_cast<double>(part.tokens);
       if (i == 0 && is_told) watch_scores(tape, pass);
       Gradients found = tape.backward(
-          config.accumulate == 1 ? loss : scale(loss, weight / static_cast<double>(result.tokens)));
+          config.accumulate == 1 ? loss : scale(loss, weight / static_cast<double>(tokens)));
       const TapePause pause;
       result.loss = add(result.loss, scale(loss, weight));
-      if (i == 0 && watches) first = std::move(pass);
-      if (i == 0 && is_told && config.health) health.emplace(first, found);
-      if (gradients.size() == 0) {
-        gradients = std::move(found);
+      if (i == 0 && tells) result.health.emplace(pass, found);
+      if (i == 0 && clips) result.clip.emplace(pass);
+      if (result.gradients.size() == 0) {
+        result.gradients = std::move(found);
       } else {
-        gradients.accumulate(found);
+        result.gradients.accumulate(found);
       }
     }
-    optimizer.options.lr = config.optimizer.lr * schedule_factor(config.schedule, number, steps);
-    result.norm = number_of(optimizer.step(gradients));
-    if (!std::isfinite(result.norm)) stop_at_fault(number, parts);
-    if (health) result.health = health->read();
-    if (config.watch.clip > 0) {
-      result.clipped = clip_scores(first, config.watch.clip, optimizer);
+    return result;
+  }
+
+  // Adds its loss to `total`. The device is kept busy: what is read of a step sets out before the
+  // optimiser's own work, which then runs while the CPU reads, tells and begins the next step.
+  Step step(Prefetch& batches, Tensor& total, bool is_told) {
+    std::vector<Batch> parts;
+    Step result;
+    for (int i = 0; i < config.accumulate; ++i) {
+      parts.push_back(batches.next());
+      result.tokens += parts.back().tokens;
+      result.read += parts.back().read;
     }
+    Passes passes = pass_over(parts, result.tokens, is_told);
+    total = add(total, passes.loss);
+    std::unique_ptr<Reading> loss;
+    if (is_told) loss = backend(config.device).begin_reading(total);
+    optimizer.options.lr =
+        config.optimizer.lr * schedule_factor(config.schedule, state.step, steps);
+    optimizer.step(passes.gradients);
+    passes.gradients = {};  // to free hundreds of tensors takes the CPU a while
+    result.norm = optimizer.norm();
+    if (!std::isfinite(result.norm)) stop_at_fault(state.step, parts);
+    if (loss) result.loss = *loss->wait().data<float>();
+    if (passes.health) result.health = passes.health->read();
+    if (passes.clip) result.clipped = passes.clip->apply(config.watch.clip, optimizer);
     return result;
   }
 
@@ -231,7 +250,7 @@ void Trainer::Run::tell(Step& done, Interval& since) {
   const auto [epoch, batch] = state.position;
   report.epoch = static_cast<double>(epoch) +
                  static_cast<double>(batch) / static_cast<double>(data.batches(epoch));
-  report.loss = number_of(since.loss) / static_cast<double>(state.tokens);
+  report.loss = done.loss / static_cast<double>(state.tokens);
   report.lr = optimizer.options.lr;
   report.gradient_norm = done.norm;
   report.tokens_per_second = static_cast<double>(since.read) / seconds;
@@ -264,10 +283,9 @@ TrainResult Trainer::Run::train() {
       return state.step % every == 0 || state.step == steps;
     };
     ++state.step;
-    Step done = step(batches, is_due(config.log_every));
+    Step done = step(batches, since.loss, is_due(config.log_every));
     state.position = batches.position();
     is_saved = false;
-    since.loss = add(since.loss, done.loss);
     since.read += done.read;
     state.tokens += done.tokens;
     if (is_due(config.log_every)) tell(done, since);
