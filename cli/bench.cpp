@@ -34,6 +34,7 @@ struct BenchOptions {
 
 struct BenchResult {
   Timings ours, baseline;  // baseline is empty when left out
+  Timings any_order;       // backward on a GPU without `deterministic`; else empty
   double peak_gflops = 0;
   double difference = 0;  // between the two results, as a share of the largest value
   AttentionKernels kernels;
@@ -97,32 +98,67 @@ double cuda_peak_gflops(DType dtype, Device device) {
   return 2e-6 * std::pow(static_cast<double>(kSize), 3) / product.timings.median();
 }
 
-// A GPU is asked for this many results before it is waited for: it works while it is asked, as in
-// a model.
-constexpr int kQueued = 10;
-
-BenchResult run_bench(const BenchCase& bench, int repeat, bool with_baseline, Device device) {
-  const Inputs in = draw_inputs(bench, device);
+AttentionOptions options_of(const BenchCase& bench) {
   AttentionOptions options;
   options.mask = bench.mask;
   options.statistics = bench.statistics;
+  return options;
+}
 
+TimingOptions timing_of(int repeat, Progress& progress) {
+  TimingOptions timing;
+  timing.repeat = repeat;
+  timing.progress = [&](int done, int total) { progress.update(done, total); };
+  return timing;
+}
+
+// A GPU is asked for this many results before it is waited for: it works while it is asked, as in
+// a model. Backward is timed in turns with one that adds up in any order.
+constexpr int kQueued = 10;
+
+BenchResult run_on_gpu(const BenchCase& bench, int repeat, Device device) {
+  const Inputs in = draw_inputs(bench, device);
+  const AttentionOptions options = options_of(bench);
+  AttentionOptions any = options;
+  any.deterministic = false;
+  AttentionForward forward = attention_forward(in.q, in.k, in.v, options), next;
+  AttentionGrads grads;
+  const auto queue = [&](const AttentionOptions& with) {
+    for (int i = 0; i < kQueued; ++i) {
+      if (bench.backward) {
+        grads = attention_backward(in.dout, in.q, in.k, in.v, forward, with);
+      } else {
+        next = attention_forward(in.q, in.k, in.v, with);
+      }
+    }
+    synchronize(device);
+  };
+  Contender ours, any_order;
+  ours.run = [&] { queue(options); };
+  any_order.run = [&] { queue(any); };
+  std::vector<Contender*> contenders{&ours};
+  if (bench.backward) contenders.push_back(&any_order);
+  Progress progress("timing attention");
+  take_turns(contenders, timing_of(repeat, progress));
+  for (Contender* c : contenders) {
+    for (double& ms : c->timings.milliseconds) ms /= kQueued;
+  }
+  BenchResult result;
+  result.ours = ours.timings;
+  result.any_order = any_order.timings;
+  result.peak_gflops = cuda_peak_gflops(bench.dtype, device);
+  result.kernels = attention_kernels(in.q, in.k, in.v, options);
+  return result;
+}
+
+BenchResult run_on_cpu(const BenchCase& bench, int repeat, bool with_baseline) {
+  const Inputs in = draw_inputs(bench, kCpu);
+  const AttentionOptions options = options_of(bench);
   Contender ours, baseline;
   // The result of one run is freed while the next is not timed.
   AttentionForward forward = attention_forward(in.q, in.k, in.v, options), next_forward;
   AttentionGrads grads, next_grads;
-  if (device != kCpu) {
-    ours.run = [&] {
-      for (int i = 0; i < kQueued; ++i) {
-        if (bench.backward) {
-          grads = attention_backward(in.dout, in.q, in.k, in.v, forward, options);
-        } else {
-          next_forward = attention_forward(in.q, in.k, in.v, options);
-        }
-      }
-      synchronize(device);
-    };
-  } else if (bench.backward) {
+  if (bench.backward) {
     ours.run = [&] {
       next_grads = attention_backward(in.dout, in.q, in.k, in.v, forward, options);
     };
@@ -131,7 +167,6 @@ BenchResult run_bench(const BenchCase& bench, int repeat, bool with_baseline, De
     ours.run = [&] { next_forward = attention_forward(in.q, in.k, in.v, options); };
     ours.after = [&] { forward = std::move(next_forward); };
   }
-
   std::vector<Contender*> contenders{&ours};
   std::optional<ThreeStep> plain;
   if (with_baseline) {
@@ -142,18 +177,11 @@ BenchResult run_bench(const BenchCase& bench, int repeat, bool with_baseline, De
     contenders.push_back(&baseline);
   }
   Progress progress("timing attention");
-  TimingOptions timing;
-  timing.repeat = repeat;
-  timing.progress = [&](int done, int total) { progress.update(done, total); };
-  take_turns(contenders, timing);
-  if (device != kCpu) {
-    for (double& ms : ours.timings.milliseconds) ms /= kQueued;
-  }
+  take_turns(contenders, timing_of(repeat, progress));
   BenchResult result;
   result.ours = ours.timings;
   result.baseline = baseline.timings;
-  result.peak_gflops =
-      device == kCpu ? cpu_peak_gflops(bench.dtype) : cuda_peak_gflops(bench.dtype, device);
+  result.peak_gflops = cpu_peak_gflops(bench.dtype);
   result.kernels = attention_kernels(in.q, in.k, in.v, options);
   if (plain && bench.backward) {
     result.difference =
@@ -191,6 +219,7 @@ nlohmann::ordered_json report(const BenchOptions& options, const BenchResult& re
       {"peak_gflops", result.peak_gflops},
       {"share", ours / result.peak_gflops}};
   if (b.is_decode()) json["gbytes_per_s"] = b.key_value_bytes() / result.ours.median() * 1e-6;
+  if (!result.any_order.empty()) json["any_order_ms"] = result.any_order.median();
   const bool compared = !result.baseline.empty();
   json["baseline_ms"] = compared ? nlohmann::ordered_json(result.baseline.median()) : nullptr;
   json["baseline_ms_fastest"] =
@@ -223,6 +252,7 @@ void print_text(const BenchOptions& options, const BenchResult& result) {
                timings.fastest());
   };
   line("ours", result.ours);
+  if (!result.any_order.empty()) line("any order", result.any_order);
   if (!result.baseline.empty()) line("three-step", result.baseline);
   fmt::print("  {:<12}{:>13}{:>10.1f} GFLOP/s   multiply-adds for {}, measured\n\n", "peak", "",
              result.peak_gflops, to_string(b.dtype));
@@ -234,6 +264,10 @@ void print_text(const BenchOptions& options, const BenchResult& result) {
                b.dtype == DType::f32 ? "" : ", on inputs widened to f32 beforehand");
   }
   fmt::print("\n");
+  if (!result.any_order.empty()) {
+    fmt::print("  to add up in one order, always the same, takes {:+.1f} %\n",
+               100 * (result.ours.median() / result.any_order.median() - 1));
+  }
   if (b.is_decode()) {
     fmt::print("  ours reads K and V at {:.1f} GB/s\n",
                b.key_value_bytes() / result.ours.median() * 1e-6);
@@ -246,8 +280,9 @@ void run(BenchOptions& options) {
   const Device device = options.common.chosen_device();
   // What it is compared with on the CPU would take all of a GPU's memory; bench/peers_gpu.py has
   // better company for it.
-  const bool with_baseline = !options.no_baseline && device == kCpu;
-  const BenchResult result = run_bench(options.bench, options.repeat, with_baseline, device);
+  const BenchResult result = device == kCpu
+                                 ? run_on_cpu(options.bench, options.repeat, !options.no_baseline)
+                                 : run_on_gpu(options.bench, options.repeat, device);
   if (options.common.json) {
     fmt::print("{}\n", report(options, result).dump(2));
   } else {

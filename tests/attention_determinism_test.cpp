@@ -27,6 +27,14 @@ void check_bits(const AttentionCase& c, DType dtype, Pass pass = Pass::both) {
 TEST_P(AttentionDeterminism, ForwardAndBackward) {
   const auto all = Statistics::all;
   check_bits({.name = "several tiles", .queries = 200, .keys = 270, .head_size = 32}, GetParam());
+  check_bits({.name = "many heads",
+              .batch = 1,
+              .heads = 37,
+              .key_heads = 37,
+              .queries = 530,
+              .keys = 530,
+              .head_size = 8},
+             GetParam());
   check_bits({.name = "one head",
               .batch = 1,
               .heads = 1,

@@ -53,6 +53,22 @@ TEST_P(AttentionSizes, CommonHeadSizesWithSeveralTiles) {
   }
 }
 
+// More blocks of keys than a GPU has multiprocessors, and heads that do not divide evenly among
+// those that are under way at once.
+TEST_P(AttentionSizes, ManyHeadsOfSeveralTiles) {
+  for (const bool causal : {false, true}) {
+    check_attention({.name = "many heads",
+                     .batch = 1,
+                     .heads = 37,
+                     .key_heads = 37,
+                     .queries = 530,
+                     .keys = 530,
+                     .head_size = 8,
+                     .causal = causal},
+                    GetParam());
+  }
+}
+
 std::vector<std::int64_t> edge_lengths() {
   std::vector<std::int64_t> lengths{1};
   for (const std::int64_t tile : {8, 16, 32, 48, 64, 96, 128, 256, 512}) {

@@ -226,6 +226,11 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   // from the last to the first, shares of dQ come in the order in which they are ready. The longest
   // blocks are then last; without that need they are first.
   p.backward_in_keys = call.deterministic && f.right >= 0;
+  // A block of keys adds to a step's dQ after the one before it, so each has to begin a little
+  // later than that. Those of one head would begin together each time that their multiprocessors
+  // come free together; drawn from as many heads as are under way at once, they begin in the order
+  // in which those before them ended, as far apart as they have come by then.
+  p.in_turns = call.deterministic ? std::max(1, multiprocessors() / std::max(1, p.key_blocks)) : 1;
   p.scale = f.scale;
   if (p.works > 0) {
     constexpr int Bytes = sizeof(Shared<S>);

@@ -52,6 +52,7 @@ struct Params {
   int heads, key_heads, group, head_size, padded_rows;
   int left, right;
   int key_blocks, works;
+  int in_turns;                          // heads whose Works are drawn in turns
   bool deterministic, backward_in_keys;  // the order of Works of a head, and of shares of dQ
   float scale;                           // of scores
 };
@@ -84,7 +85,11 @@ struct alignas(1024) Shared {
 template <class S>
 __device__ Work make_work(const Params& p, int ticket) {
   Work work;
-  const int pair = ticket / p.key_blocks, at = ticket % p.key_blocks;
+  // The first blocks of `in_turns` heads, then their second blocks, and so on; of fewer at the end.
+  const int first = ticket / (p.in_turns * p.key_blocks) * p.in_turns;
+  const int count = min(p.in_turns, p.works / p.key_blocks - first);
+  const int within = ticket - first * p.key_blocks;
+  const int pair = first + within % count, at = within / count;
   const int block = p.backward_in_keys ? p.key_blocks - 1 - at : at;
   work.index = pair / p.key_heads;
   work.key_head = pair % p.key_heads;
