@@ -67,7 +67,7 @@ std::size_t LargeBlocks::kept_bytes() {
 void LargeBlocks::keep_at_most(std::size_t bytes) {
   auto block = kept_.begin();
   for (; block != kept_.end() && kept_bytes_ > bytes; ++block) {
-    std::free(block->data);
+    free_memory(block->data);
     kept_bytes_ -= block->bytes;
   }
   kept_.erase(kept_.begin(), block);

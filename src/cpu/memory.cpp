@@ -63,10 +63,20 @@ void* fresh_memory(std::size_t bytes) {
   constexpr std::size_t kAlignment = 64;
   const std::size_t rounded =
       (std::max<std::size_t>(bytes, 1) + kAlignment - 1) & ~(kAlignment - 1);
-  void* data = rounded < bytes ? nullptr : std::aligned_alloc(kAlignment, rounded);
+  // Aligned here: aligned_alloc asks malloc for more than it keeps, so that a block would not fit
+  // where one of its size was freed, and the heap grew and shrank by it from call to call.
+  void* block = rounded < bytes ? nullptr : std::malloc(rounded + kAlignment);
+  if (block == nullptr) return nullptr;
+  const auto address = reinterpret_cast<std::uintptr_t>(block);
+  void* data = static_cast<std::byte*>(block) + (kAlignment - address % kAlignment);
+  static_cast<void**>(data)[-1] = block;
   // Twice the size holds at least one large page, whole.
-  if (data != nullptr && rounded >= 2 * kLargePage) prefer_large_pages(data, rounded);
+  if (rounded >= 2 * kLargePage) prefer_large_pages(data, rounded);
   return data;
+}
+
+void free_memory(void* data) {
+  if (data != nullptr) std::free(static_cast<void**>(data)[-1]);
 }
 
 void* allocate(std::size_t bytes) {
@@ -75,7 +85,7 @@ void* allocate(std::size_t bytes) {
 
 void release(void* data, std::size_t bytes) {
   if (bytes >= kLargeBlock) return large_blocks().give_back(data);
-  std::free(data);
+  free_memory(data);
 }
 
 MemoryUse memory_use() {
