@@ -64,6 +64,21 @@ void expect_product(const Matrix<T>& a, const Matrix<T>& b, bool transposed, flo
   }
 }
 
+// Groups of `together` rows as [column][row], with NaN in the rows that are not there.
+template <class T>
+std::vector<T> turn(const Matrix<T>& a, std::int64_t together) {
+  std::vector<T> turned(static_cast<std::size_t>(round_up_to(a.rows, together) * a.columns),
+                        T(kNan));
+  for (std::int64_t i = 0; i < a.rows; ++i) {
+    for (std::int64_t k = 0; k < a.columns; ++k) {
+      const std::int64_t group = i / together * together;
+      turned[static_cast<std::size_t>(group * a.columns + k * together + i % together)] =
+          a.data[static_cast<std::size_t>(i * a.stride + k)];
+    }
+  }
+  return turned;
+}
+
 template <class T>
 void check_engine(const AttentionEngine& engine, std::int64_t m, std::int64_t n, std::int64_t k,
                   bool transposed, bool accumulate) {
@@ -83,10 +98,16 @@ void check_engine(const AttentionEngine& engine, std::int64_t m, std::int64_t n,
   const std::int64_t stride = columns + 8;
   std::vector<float> c(static_cast<std::size_t>(room * stride), 0.5f);
   if (engine.begin != nullptr) engine.begin();
-  engine.multiply(a.data.data(), a.stride, {packed.data(), columns, k}, c.data(), stride, size,
+  engine.multiply({a.data.data(), a.stride}, {packed.data(), columns, k}, c.data(), stride, size,
                   accumulate);
   if (engine.end != nullptr) engine.end();
   expect_product(a, b, transposed, accumulate ? 0.5f : 0.0f, c, stride);
+  if (engine.rows_together == 1) return;
+  const std::vector<T> turned = turn(a, engine.rows_together);
+  std::vector<float> same(c.size(), 0.5f);
+  engine.multiply({turned.data(), k, true}, {packed.data(), columns, k}, same.data(), stride, size,
+                  accumulate);
+  ASSERT_EQ(same, c) << "turned";
 }
 
 template <class T>

@@ -12,6 +12,7 @@
 // after foreach_target
 #include "cpu/rows-inl.h"
 #include "cpu/softmax_tile-inl.h"
+#include "cpu/transpose-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -34,8 +35,9 @@ void pack_rows(const AttentionEngine& engine, const Rows& rows, std::int64_t cou
   }
   if (finite != nullptr) {
     *finite = 1;
-    for (std::int64_t r = 0; r < count; ++r) {
-      if (!all_finite(source + r * stride, columns)) *finite = 0;
+    const bool whole = stride == columns;  // one long row
+    for (std::int64_t r = 0; r < (whole ? 1 : count); ++r) {
+      if (!all_finite(source + r * stride, whole ? count * columns : columns)) *finite = 0;
     }
     if (*finite == 0) {
       if (copy.get() == nullptr) copy = Scratch<T>(count * columns);
@@ -105,7 +107,7 @@ class Block {
             round_up(std::max<std::int64_t>(problem_.value_size, 1), engine_.column_multiple)),
         has_values_(job.packed.values != nullptr),
         keeps_weights_(job.received != nullptr || job.weights != nullptr),
-        queries_(rows_ * q_stride_ * item()),
+        queries_(round_up(rows_, engine_.rows_together) * q_stride_ * item()),
         scores_(rows_ * engine_.tile_keys),
         narrow_(is_bf16() ? rows_ * engine_.tile_keys : 0),
         sums_(has_values_ ? rows_ * o_stride_ : 0),
@@ -142,10 +144,10 @@ class Block {
     const Rows q = rows_of(problem_.q, sequence_.q_batch, job_.head, sequence_.q_start);
     const bool in_order = block_rows_[count_ - 1] - block_rows_[0] == count_ - 1;
     if (engine_.takes_rows && q.dtype == engine_.operand && q.step == 1 && in_order) {
-      q_rows_ = q.row(block_rows_[0]);
-      q_rows_stride_ = q.stride;
+      left_ = {q.row(block_rows_[0]), q.stride};
       return;
     }
+    if (engine_.rows_together > 1) return turn_queries(q);
     const std::int64_t size = problem_.head_size, row_bytes = q_stride_ * item();
     for (std::int64_t r = 0; r < count_; ++r) {
       const Rows row = q.from(block_rows_[r]);
@@ -158,14 +160,39 @@ class Block {
     }
     std::memset(queries_.get() + count_ * row_bytes, 0,
                 static_cast<std::size_t>((rows_ - count_) * row_bytes));
-    q_rows_ = queries_.get();
-    q_rows_stride_ = q_stride_;
+    left_ = {queries_.get(), q_stride_};
+  }
+
+  // The same in groups of rows_together, each [head size][rows_together].
+  void turn_queries(const Rows& q) {
+    const std::int64_t size = problem_.head_size, together = engine_.rows_together;
+    const Scratch<float> copy(together * size);
+    auto* to = reinterpret_cast<float*>(queries_.get());
+    for (std::int64_t r = 0; r < count_; r += together, to += together * size) {
+      const std::int64_t count = std::min(together, count_ - r);
+      const std::int64_t* rows = block_rows_ + r;
+      const bool as_it_lies = q.dtype == DType::f32 && q.step == 1 && count == together &&
+                              rows[count - 1] - rows[0] == count - 1;
+      const float* from = copy.get();
+      std::int64_t stride = size;
+      if (as_it_lies) {
+        from = reinterpret_cast<const float*>(q.row(rows[0]));
+        stride = q.stride;
+      } else {
+        std::fill_n(copy.get(), together * size, 0.0f);
+        for (std::int64_t i = 0; i < count; ++i) {
+          load_rows(q.from(rows[i]), 1, size, copy.get() + i * size, size);
+        }
+      }
+      transpose_block(from, stride, together, size, to, together);
+    }
+    left_ = {queries_.get(), size, true};
   }
 
   void run_tile(std::int64_t tile, std::int64_t first, std::int64_t count, TileKind kind) {
     const std::int64_t stride = engine_.tile_keys;
     engine_.multiply(
-        q_rows_, q_rows_stride_,
+        left_,
         {job_.packed.keys + tile * job_.packed.key_bytes, engine_.tile_keys, problem_.head_size},
         scores_.get(), stride, {count_, count, problem_.head_size}, false);
     TileScores scores{.scores = scores_.get(),
@@ -181,7 +208,7 @@ class Block {
     if (keeps_weights_) note_maxima(first);
     if (!has_values_) return;
     const void* weights = is_bf16() ? static_cast<const void*>(narrow_.get()) : scores_.get();
-    engine_.multiply(weights, stride, values(tile), sums_.get(), o_stride_,
+    engine_.multiply({weights, stride}, values(tile), sums_.get(), o_stride_,
                      {count_, problem_.value_size, count}, started_);
     started_ = true;
     if (job_.packed.values_finite[tile] == 0) add_non_finite(scores);
@@ -319,8 +346,7 @@ class Block {
   const std::int64_t* block_rows_ = nullptr;
   bool has_values_, keeps_weights_;
   Scratch<std::byte> queries_;
-  const std::byte* q_rows_ = nullptr;
-  std::int64_t q_rows_stride_ = 0;
+  LeftOperand left_{};    // Q as the engine multiplies it
   bool started_ = false;  // the output sums hold a tile
   Scratch<float> scores_;
   Scratch<bf16> narrow_;

@@ -13,6 +13,14 @@ struct TileExtents {
   std::int64_t rows, columns, depth;
 };
 
+// A: rows of operands, `stride` apart. Or turned: rows_together of them at a time, [stride][rows],
+// where the last group has as many as the others and anything in what is not a row.
+struct LeftOperand {
+  const void* data;
+  std::int64_t stride;
+  bool turned = false;
+};
+
 // B as an engine packed it, with the extents it was packed with; a product may use fewer.
 struct PackedOperand {
   const void* data;
@@ -29,6 +37,7 @@ struct AttentionEngine {
   std::int64_t row_multiple;     // A and C may be touched up to this multiple of rows
   std::int64_t depth_multiple;   // the reduction runs over this multiple; A and B are 0 there
   std::int64_t column_multiple;  // B and C have this multiple of columns
+  std::int64_t rows_together;    // of A, turned, are multiplied faster; 1: none
   bool takes_rows;  // A and B may be rows of a tensor as they lie: packing is only a copy
 
   // From `rows` rows of `depth` operands, `stride` operands apart, to packed columns: B(k, j) =
@@ -38,9 +47,9 @@ struct AttentionEngine {
   // The same without transposing: B(k, j) = source[k][j]; `rows` of the size.depth exist.
   void (*pack)(const void* source, std::int64_t stride, std::int64_t rows, const TileExtents& size,
                void* packed);
-  // C [rows, columns] f32, `c_stride` apart, (+)= A [rows, depth] row-major times packed B.
-  void (*multiply)(const void* a, std::int64_t a_stride, const PackedOperand& b, float* c,
-                   std::int64_t c_stride, const TileExtents& size, bool accumulate);
+  // C [rows, columns] f32, `c_stride` apart, (+)= A [rows, depth] times packed B.
+  void (*multiply)(const LeftOperand& a, const PackedOperand& b, float* c, std::int64_t c_stride,
+                   const TileExtents& size, bool accumulate);
   // Around a run of products on one thread (AMX configures its tiles here); may be null.
   void (*begin)();
   void (*end)();

@@ -19,6 +19,11 @@ constexpr std::int64_t kPackedBytesPerThread = std::int64_t{1} << 20;
 // on threads, so that neither do the bits.
 constexpr std::int64_t kReceivedParts = 8;
 
+// Where few heads fit at once, rounds of them are short, and threads wait at the end of each: a
+// thread that has so many heads packs one and runs its blocks alone. The tiles are then read by the
+// core that wrote them.
+constexpr std::int64_t kHeadsPerThread = 6, kFewHeads = 4;
+
 // Query-key pairs that make a task worth handing to a thread.
 constexpr std::int64_t kPairsPerTask = 32768;
 
@@ -30,6 +35,33 @@ struct Task {
   std::int64_t first_block, block_count;
   std::int64_t sums;      // index of its first block's sums
   std::int64_t received;  // index of its part of received
+};
+
+// Room for the packed tiles of some heads.
+class PackedHeads {
+ public:
+  PackedHeads(const PackedTiles& sizes, std::int64_t tiles, std::int64_t heads)
+      : tiles_(static_cast<std::size_t>(heads), sizes),
+        bytes_(heads * tiles * (sizes.key_bytes + sizes.value_bytes)),
+        finite_(static_cast<std::size_t>(heads * tiles)) {
+    std::byte* at = bytes_.get();
+    std::uint8_t* finite = finite_.data();
+    for (PackedTiles& head : tiles_) {
+      head.keys = at;
+      head.values = at += tiles * sizes.key_bytes;
+      at += tiles * sizes.value_bytes;
+      head.values_finite = finite;
+      finite += tiles;
+    }
+  }
+  const PackedTiles& operator[](std::int64_t head) const {
+    return tiles_[static_cast<std::size_t>(head)];
+  }
+
+ private:
+  std::vector<PackedTiles> tiles_;
+  Scratch<std::byte> bytes_;
+  std::vector<std::uint8_t> finite_;
 };
 
 class Forward {
@@ -55,16 +87,17 @@ class Forward {
     const std::int64_t fit = kPackedBytesPerThread * num_threads() / per_head;
     const std::int64_t most = std::min(std::max(fit, std::int64_t{num_threads()}), pairs);
     const std::int64_t at_once = blocks(pairs, blocks(pairs, most));  // rounds of the same size
-    Scratch<std::byte> workspace(at_once * per_head);
-    std::vector<std::uint8_t> finite(static_cast<std::size_t>(at_once * most_tiles_));
-    packed_.assign(static_cast<std::size_t>(at_once), sizes);
-    for (std::int64_t slot = 0; slot < at_once; ++slot) {
-      packed_[slot].keys = workspace.get() + slot * per_head;
-      packed_[slot].values = packed_[slot].keys + most_tiles_ * sizes.key_bytes;
-      packed_[slot].values_finite = finite.data() + slot * most_tiles_;
-    }
-    for (std::int64_t first = 0; first < pairs; first += at_once) {
-      run_pairs(first, std::min(pairs, first + at_once));
+    const bool few_fit = kFewHeads * per_head >= kPackedBytesPerThread;
+    if (few_fit && pairs >= kHeadsPerThread * num_threads()) {
+      parallel_for(pairs, [&](std::int64_t pair) {
+        const PackedHeads packed(sizes, most_tiles_, 1);
+        run_pairs(pair, pair + 1, packed);
+      });
+    } else {
+      const PackedHeads packed(sizes, most_tiles_, at_once);
+      for (std::int64_t first = 0; first < pairs; first += at_once) {
+        run_pairs(first, std::min(pairs, first + at_once), packed);
+      }
     }
     if (collect_) write_sums();
     if (results_.statistics.received.defined()) write_received();
@@ -89,19 +122,19 @@ class Forward {
     std::fill_n(received_.get(), parts * longest_keys_, 0.0f);
   }
 
-  void run_pairs(std::int64_t first, std::int64_t last) {
+  void run_pairs(std::int64_t first, std::int64_t last, const PackedHeads& packed) {
     parallel_for((last - first) * most_tiles_, [&](std::int64_t index) {
       const std::int64_t pair = first + index / most_tiles_, tile = index % most_tiles_;
       const std::int64_t sequence = pair / problem_.key_heads;
       if (tile * engine_.tile_keys >= problem_.sequences[sequence].k_visible) return;
-      pack_tile(problem_, engine_, packed_[pair - first], sequence, pair % problem_.key_heads,
-                tile);
+      pack_tile(problem_, engine_, packed[pair - first], sequence, pair % problem_.key_heads, tile);
     });
     std::vector<Task> tasks;
     for (std::int64_t pair = first; pair < last; ++pair) add_tasks(pair, pair - first, tasks);
     // Later blocks of a causal mask see more keys: start with the long ones.
     parallel_for(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index) {
-      run_task(tasks[tasks.size() - 1 - static_cast<std::size_t>(index)]);
+      const Task& task = tasks[tasks.size() - 1 - static_cast<std::size_t>(index)];
+      run_task(task, packed[task.slot]);
     });
   }
 
@@ -129,7 +162,7 @@ class Forward {
     }
   }
 
-  void run_task(const Task& task) {
+  void run_task(const Task& task, const PackedTiles& packed) {
     const AttentionSequence& sequence = problem_.sequences[task.sequence];
     BlockMask mask(problem_, task.sequence);
     DiagonalBias diagonal(problem_, task.sequence, engine_.tile_keys);
@@ -137,10 +170,10 @@ class Forward {
     const std::int64_t first = task.first_block * engine_.tile_rows;
     const std::int64_t last =
         std::min(first + task.block_count * engine_.tile_rows, sequence.q_rows);
-    std::vector<std::int64_t> rows(static_cast<std::size_t>(last - first));
-    std::iota(rows.begin(), rows.end(), first);
-    BlockJob job{problem_,      engine_,   packed_[task.slot], mask,        diagonal,
-                 task.sequence, task.head, rows.data(),        last - first};
+    const Scratch<std::int64_t> rows(last - first);
+    std::iota(rows.get(), rows.get() + (last - first), first);
+    BlockJob job{problem_,      engine_,   packed,     mask,        diagonal,
+                 task.sequence, task.head, rows.get(), last - first};
     job.results = &results_;
     if (collect_) job.sums = &sums_[static_cast<std::size_t>(task.sums)];
     if (received_.get() != nullptr) job.received = received_.get() + task.received * longest_keys_;
@@ -184,7 +217,6 @@ class Forward {
   const AttentionEngine& engine_;
   bool collect_ = false;
   std::int64_t longest_keys_ = 0, most_tiles_ = 0;
-  std::vector<PackedTiles> packed_;
   std::vector<BlockSums> sums_;
   std::vector<std::int64_t> first_sums_;
   Scratch<float> received_;

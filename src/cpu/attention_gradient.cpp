@@ -14,6 +14,7 @@
 #include "cpu/gemm_tile-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/score_row-inl.h"
+#include "cpu/transpose-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -52,6 +53,37 @@ struct Panel {
   Left left() const { return {data.get(), stride, 1}; }
 };
 
+// Rows of a block as a left operand (turned where products want that), and without NaN and
+// infinities as a right one.
+class BlockRows {
+ public:
+  BlockRows(std::int64_t rows, std::int64_t columns)
+      : columns_(columns), rows_(rows, columns), turned_(kTurns ? rows * columns : 0) {}
+
+  void load(const Rows& from, std::int64_t count) {
+    rows_.load(from, count, columns_);
+    finite_ = all_finite(rows_.data.get(), count * rows_.stride);
+    for (std::int64_t r = 0; kTurns && r < count; r += kRowsTogether) {
+      transpose_block(rows_.data.get() + r * rows_.stride, rows_.stride,
+                      std::min<std::int64_t>(kRowsTogether, count - r), columns_,
+                      turned_.get() + r * columns_, kRowsTogether);
+    }
+    if (finite_) return;
+    if (clean_.data.get() == nullptr) clean_ = Panel(kGradientRows, columns_);
+    clean_.load(from, count, columns_);
+    clean_.clean(count);
+  }
+  Left left() const { return kTurns ? Left{turned_.get(), columns_, kRowsTogether} : rows_.left(); }
+  const Panel& right() const { return finite_ ? rows_ : clean_; }
+
+ private:
+  static constexpr bool kTurns = kRowsTogether > 1;
+  std::int64_t columns_;
+  Panel rows_, clean_;
+  Scratch<float> turned_;
+  bool finite_ = true;
+};
+
 // One tile of keys: K as rows, K and V as columns, and the sums of dK and dV.
 struct KeyTile {
   std::int64_t first = 0, keys = 0;
@@ -81,10 +113,10 @@ struct KeyTile {
 
  private:
   void to_columns(const Panel& rows, std::int64_t size, const Panel& columns) const {
+    transpose_block(rows.data.get(), rows.stride, keys, size, columns.data.get(), columns.stride);
     for (std::int64_t i = 0; i < size; ++i) {
-      float* to = columns.data.get() + i * columns.stride;
-      for (std::int64_t j = 0; j < keys; ++j) to[j] = rows.data[j * rows.stride + i];
-      std::fill(to + keys, to + columns.stride, 0.0f);
+      float* row = columns.data.get() + i * columns.stride;
+      std::fill(row + keys, row + columns.stride, 0.0f);
     }
   }
 };
@@ -104,8 +136,6 @@ class RowBlock {
         scorer_(in.problem, sequence, mask, diagonal),
         q_(kGradientRows, in.problem.head_size),
         dout_(kGradientRows, in.problem.value_size),
-        clean_q_(kGradientRows, in.problem.head_size),
-        clean_dout_(kGradientRows, in.problem.value_size),
         weights_(kGradientRows, kGradientKeys),
         ds_(kGradientRows, kGradientKeys),
         dq_(kGradientRows, in.problem.head_size),
@@ -125,14 +155,8 @@ class RowBlock {
   void load() {
     const AttentionSequence& s = problem_.sequences[sequence_];
     const std::int64_t row = s.q_start + rows_[0];
-    const Rows q = rows_of(problem_.q, s.q_batch, head_, row);
-    const Rows dout = rows_of(in_.tensors.dout, s.q_batch, head_, row);
-    q_.load(q, count_, problem_.head_size);
-    dout_.load(dout, count_, problem_.value_size);
-    clean_q_.load(q, count_, problem_.head_size);
-    clean_q_.clean(count_);
-    clean_dout_.load(dout, count_, problem_.value_size);
-    clean_dout_.clean(count_);
+    q_.load(rows_of(problem_.q, s.q_batch, head_, row), count_);
+    dout_.load(rows_of(in_.tensors.dout, s.q_batch, head_, row), count_);
     lse_base_ = lse_index(problem_, in_.tensors, sequence_, head_);
   }
   void begin_sums() { std::fill_n(dq_.data.get(), count_ * dq_.stride, 0.0f); }
@@ -164,8 +188,8 @@ class RowBlock {
   // dv += p^T dout, dk += da^T q, dq += da k, after the softcap's slope has made da of ds.
   void add_products(KeyTile& tile) {
     const std::int64_t d = problem_.head_size, dv = problem_.value_size;
-    add(weights_, true, clean_dout_, tile.dv, {tile.keys, dv, count_});
-    add(ds_, true, clean_q_, tile.dk, {tile.keys, d, count_});
+    add(weights_, true, dout_.right(), tile.dv, {tile.keys, dv, count_});
+    add(ds_, true, q_.right(), tile.dk, {tile.keys, d, count_});
     add(ds_, false, tile.k, dq_, {count_, d, tile.keys});
   }
   void apply_softcap_slope(std::int64_t columns);
@@ -206,22 +230,35 @@ class RowBlock {
     const V minus = hn::Set(d, subtract);
     float* p_row = weights(r);
     float* ds_row = ds_.data.get() + r * ds_.stride;
-    for (std::size_t j = 0; j < static_cast<std::size_t>(columns); j += hn::Lanes(d)) {
-      const V raw = hn::LoadU(d, p_row + j);
-      const auto hidden = hn::Eq(raw, hn::Set(d, -kInfinity));
-      // s <= lse but for rounding; the bound keeps a wrong lse from overflowing.
-      const V t = min_keeping_nan(hn::Zero(d), hn::Mul(hn::Sub(raw, shift), to_log2));
-      V p = hn::IfThenZeroElse(hidden, hn::Mul(exp2_fast(d, t), factor));
-      V change = hn::LoadU(d, ds_row + j);
-      if (has_dropout) change = hn::Mul(change, hn::LoadU(d, keep_.get() + j));
-      change = hn::Sub(change, minus);
-      if (has_entropy) {
-        change = hn::NegMulAdd(hn::Set(d, dentropy),
-                               hn::Sub(hn::Mul(raw, unit), hn::Set(d, mean_score)), change);
+    // Columns are whole multiples of 16. Arm finds too little to do in one vector after the other.
+    constexpr int kTogether = HWY_TARGET == HWY_NEON ? 4 : 1;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    for (std::int64_t j = 0; j < columns; j += kTogether * lanes) {
+      V weights[kTogether];
+      HWY_UNROLL(4)
+      for (int i = 0; i < kTogether; ++i) {
+        // s <= lse but for rounding; the bound keeps a wrong lse from overflowing.
+        const V above = hn::Sub(hn::LoadU(d, p_row + j + i * lanes), shift);
+        weights[i] = min_keeping_nan(hn::Zero(d), hn::Mul(above, to_log2));
       }
-      hn::StoreU(hn::IfThenZeroElse(hidden, hn::Mul(p, change)), d, ds_row + j);
-      if (has_dropout) p = hn::Mul(p, hn::LoadU(d, keep_.get() + j));
-      hn::StoreU(p, d, p_row + j);
+      exp2_each<5>(d, weights);
+      HWY_UNROLL(4)
+      for (int i = 0; i < kTogether; ++i) {
+        const std::int64_t column = j + i * lanes;
+        const V raw = hn::LoadU(d, p_row + column);
+        const auto hidden = hn::Eq(raw, hn::Set(d, -kInfinity));
+        V p = hn::IfThenZeroElse(hidden, hn::Mul(weights[i], factor));
+        V change = hn::LoadU(d, ds_row + column);
+        if (has_dropout) change = hn::Mul(change, hn::LoadU(d, keep_.get() + column));
+        change = hn::Sub(change, minus);
+        if (has_entropy) {
+          change = hn::NegMulAdd(hn::Set(d, dentropy),
+                                 hn::Sub(hn::Mul(raw, unit), hn::Set(d, mean_score)), change);
+        }
+        hn::StoreU(hn::IfThenZeroElse(hidden, hn::Mul(p, change)), d, ds_row + column);
+        if (has_dropout) p = hn::Mul(p, hn::LoadU(d, keep_.get() + column));
+        hn::StoreU(p, d, p_row + column);
+      }
     }
     if (problem_.softcap > 0) keep_slope(r, columns);
   }
@@ -236,7 +273,8 @@ class RowBlock {
   std::int64_t sequence_;
   BlockMask& mask_;
   ScoreRows scorer_;
-  Panel q_, dout_, clean_q_, clean_dout_, weights_, ds_, dq_, slopes_;
+  BlockRows q_, dout_;
+  Panel weights_, ds_, dq_, slopes_;
   Scratch<float> slope_, keep_;
   std::vector<std::int64_t> rows_;
   std::int64_t head_ = 0, count_ = 0, lse_base_ = 0;

@@ -11,7 +11,7 @@
 
 namespace qkv::cpu {
 
-inline constexpr std::int64_t kGradientRows = 64, kGradientKeys = 96;
+inline constexpr std::int64_t kGradientRows = 64, kGradientKeys = 128;
 
 // What every part of a backward pass reads.
 struct GradientInputs {

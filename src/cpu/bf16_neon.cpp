@@ -77,8 +77,8 @@ void multiply_cells(const bf16* cells, std::int64_t pairs, const bf16* b, std::i
   }
 }
 
-void multiply(const void* a, std::int64_t a_stride, const PackedOperand& b, float* c,
-              std::int64_t c_stride, const TileExtents& size, bool accumulate) {
+void multiply(const LeftOperand& a, const PackedOperand& b, float* c, std::int64_t c_stride,
+              const TileExtents& size, bool accumulate) {
   const auto* panels = static_cast<const bf16*>(b.data);
   const std::int64_t depth = round_up8(size.depth), panel = kColumns * round_up8(b.depth);
   const std::int64_t pairs = (size.rows + 1) / 2;
@@ -89,9 +89,9 @@ void multiply(const void* a, std::int64_t a_stride, const PackedOperand& b, floa
     const std::int64_t count = (pairs - done + blocks - block - 1) / (blocks - block);
     for (std::int64_t k = 0; k < depth; k += kDepthAtOnce) {
       const std::int64_t here = std::min(kDepthAtOnce, depth - k);
-      const auto* rows = static_cast<const bf16*>(a) + 2 * done * a_stride + k;
-      for (std::int64_t i = 0; i < count; ++i, rows += 2 * a_stride) {
-        pack_pair(rows, rows + a_stride, here, cells + 8 * i, 8 * count);
+      const auto* rows = static_cast<const bf16*>(a.data) + 2 * done * a.stride + k;
+      for (std::int64_t i = 0; i < count; ++i, rows += 2 * a.stride) {
+        pack_pair(rows, rows + a.stride, here, cells + 8 * i, 8 * count);
       }
       multiply_cells(cells, count, panels + k * kColumns, panel, {0, size.columns, here},
                      c + 2 * done * c_stride, c_stride, accumulate || k > 0);
@@ -159,6 +159,7 @@ constexpr AttentionEngine kEngine{.name = "neon_bf16",
                                   .row_multiple = 2,
                                   .depth_multiple = kDepth,
                                   .column_multiple = kColumns,
+                                  .rows_together = 1,
                                   .takes_rows = false,
                                   .pack_transposed = pack_transposed,
                                   .pack = pack,

@@ -143,17 +143,16 @@ QKV_AVX512_BF16 void dot_panels(const bf16* a, std::int64_t a_stride, const bf16
   }
 }
 
-QKV_AVX512_BF16 void multiply_dot(const void* a, std::int64_t a_stride, const PackedOperand& b,
-                                  float* c, std::int64_t c_stride, const TileExtents& size,
-                                  bool accumulate) {
-  const auto* left = static_cast<const bf16*>(a);
+QKV_AVX512_BF16 void multiply_dot(const LeftOperand& a, const PackedOperand& b, float* c,
+                                  std::int64_t c_stride, const TileExtents& size, bool accumulate) {
+  const auto* left = static_cast<const bf16*>(a.data);
   const auto* right = static_cast<const bf16*>(b.data);
   const std::int64_t stride = panel_stride(b.depth);
   std::int64_t panels = (size.columns + kPanel - 1) / kPanel;
   while (panels > 0) {
     const std::int64_t take = panels == 4 ? 2 : std::min<std::int64_t>(panels, 3);
     const auto run = take == 3 ? dot_panels<3> : take == 2 ? dot_panels<2> : dot_panels<1>;
-    run(left, a_stride, right, stride, c, c_stride, size, accumulate);
+    run(left, a.stride, right, stride, c, c_stride, size, accumulate);
     panels -= take;
     right += take * stride;
     c += take * kPanel;
@@ -243,12 +242,12 @@ QKV_AMX inline void tile_row(const bf16* a, std::int64_t a_stride, const bf16* b
   _tile_stored(3, c + 48, c_bytes);
 }
 
-QKV_AMX void multiply_tiles(const void* a, std::int64_t a_stride, const PackedOperand& b, float* c,
+QKV_AMX void multiply_tiles(const LeftOperand& a, const PackedOperand& b, float* c,
                             std::int64_t c_stride, const TileExtents& size, bool accumulate) {
   const std::int64_t stride = panel_stride(b.depth);
   std::int64_t j = 0;
   for (; size.rows <= 16 && j + 48 < size.columns; j += 64) {
-    tile_row(static_cast<const bf16*>(a), a_stride,
+    tile_row(static_cast<const bf16*>(a.data), a.stride,
              static_cast<const bf16*>(b.data) + j / kPanel * stride, stride, c + j, c_stride,
              size.depth, accumulate);
   }
@@ -256,12 +255,12 @@ QKV_AMX void multiply_tiles(const void* a, std::int64_t a_stride, const PackedOp
     const auto* right = static_cast<const bf16*>(b.data) + j / kPanel * stride;
     const bool two_columns = j + 16 < size.columns;
     for (std::int64_t i = 0; i < size.rows; i += 32) {
-      const auto* left = static_cast<const bf16*>(a) + i * a_stride;
+      const auto* left = static_cast<const bf16*>(a.data) + i * a.stride;
       const bool two_rows = i + 16 < size.rows;
       const auto run = two_rows
                            ? (two_columns ? tile_block<true, true> : tile_block<true, false>)
                            : (two_columns ? tile_block<false, true> : tile_block<false, false>);
-      run(left, a_stride, right, stride, c + i * c_stride + j, c_stride, size.depth, accumulate);
+      run(left, a.stride, right, stride, c + i * c_stride + j, c_stride, size.depth, accumulate);
     }
   }
 }
@@ -279,6 +278,7 @@ constexpr AttentionEngine kDotEngine{.name = "avx512_bf16",
                                      .row_multiple = 8,
                                      .depth_multiple = kDepth,
                                      .column_multiple = kPanel,
+                                     .rows_together = 1,
                                      .takes_rows = false,
                                      .pack_transposed = pack_transposed,
                                      .pack = pack,
@@ -292,6 +292,7 @@ constexpr AttentionEngine kTileEngine{.name = "amx",
                                       .row_multiple = 16,
                                       .depth_multiple = kDepth,
                                       .column_multiple = kPanel,
+                                      .rows_together = 1,
                                       .takes_rows = false,
                                       .pack_transposed = pack_transposed,
                                       .pack = pack,

@@ -14,64 +14,78 @@
 HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 
+// On Arm packed columns lie in panels, as the product takes them: what it reads is one stream.
+inline constexpr bool kPanels = HWY_TARGET == HWY_NEON;
+
+// Calls body(first column, columns, where they go) for each panel of B [depth, columns].
+template <class Body>
+void each_panel(std::int64_t columns, std::int64_t depth, float* to, Body body) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<float>()));
+  for (std::int64_t j = 0; j < columns;) {
+    const std::int64_t take = kPanels ? panel_vectors((columns - j) / lanes) * lanes : columns;
+    body(j, take, to + j * depth);
+    j += take;
+  }
+}
+
+// to[k][j] = from[j][k] for `rows` of the columns, and 0 for the others.
+void transpose_panel(const float* from, std::int64_t stride, std::int64_t rows,
+                     const TileExtents& size, float* to) {
+  const std::int64_t depth = size.depth, columns = size.columns;
+  transpose_block(from, stride, rows, depth, to, columns);
+  for (std::int64_t k = 0; rows < columns && k < depth; ++k) {
+    std::fill(to + k * columns + rows, to + (k + 1) * columns, 0.0f);
+  }
+}
+
 void pack_transposed(const void* source, std::int64_t stride, std::int64_t rows,
                      const TileExtents& size, void* packed) {
-  const auto* from = static_cast<const float*>(source);
-  auto* to = static_cast<float*>(packed);
-  const std::int64_t depth = size.depth, columns = size.columns;
-  std::int64_t j = 0;
-#if HWY_TARGET == HWY_AVX3
-  if (depth % 16 == 0) {
-    for (; j + 16 <= rows; j += 16) {
-      for (std::int64_t k = 0; k < depth; k += 16) {
-        transpose_16x16(from + j * stride + k, stride, to + k * columns + j, columns);
-      }
-    }
-  }
-#endif
-  for (; j + 4 <= rows; j += 4) {
-    const float* r = from + j * stride;
-    std::int64_t k = 0;
-#if HWY_TARGET != HWY_SCALAR
-    for (; k + 4 <= depth; k += 4) transpose_4x4(r + k, stride, to + k * columns + j, columns);
-#endif
-    for (; k < depth; ++k) {
-      for (int i = 0; i < 4; ++i) to[k * columns + j + i] = r[i * stride + k];
-    }
-  }
-  for (std::int64_t k = 0; j < columns && k < depth; ++k) {
-    std::int64_t column = j;
-    for (; column < rows; ++column) to[k * columns + column] = from[column * stride + k];
-    for (; column < columns; ++column) to[k * columns + column] = 0;
-  }
+  each_panel(size.columns, size.depth, static_cast<float*>(packed),
+             [&](std::int64_t j, std::int64_t columns, float* to) HWY_ATTR {
+               transpose_panel(static_cast<const float*>(source) + j * stride, stride,
+                               std::clamp<std::int64_t>(rows - j, 0, columns),
+                               {0, columns, size.depth}, to);
+             });
+}
+
+// `count` elements, and zeros up to `padded`, whole vectors.
+HWY_INLINE void copy_row(const float* from, std::int64_t count, float* to, std::int64_t padded) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) hn::StoreU(hn::LoadU(d, from + i), d, to + i);
+  for (; i < count; ++i) to[i] = from[i];
+  for (; i < padded; ++i) to[i] = 0;
 }
 
 void pack(const void* source, std::int64_t stride, std::int64_t rows, const TileExtents& size,
           void* packed) {
-  const auto* from = static_cast<const float*>(source);
-  auto* to = static_cast<float*>(packed);
-  const std::int64_t padded = round_up(size.columns, 16);
-  for (std::int64_t k = 0; k < size.depth; ++k, to += padded) {
-    std::int64_t j = 0;
-    if (k < rows) {
-      std::copy_n(from + k * stride, size.columns, to);
-      j = size.columns;
-    }
-    std::fill(to + j, to + padded, 0.0f);
-  }
+  each_panel(round_up(size.columns, 16), size.depth, static_cast<float*>(packed),
+             [&](std::int64_t first, std::int64_t columns, float* to) HWY_ATTR {
+               const auto* from = static_cast<const float*>(source) + first;
+               const std::int64_t have = std::clamp<std::int64_t>(size.columns - first, 0, columns);
+               for (std::int64_t k = 0; k < size.depth; ++k, to += columns) {
+                 copy_row(from + k * stride, k < rows ? have : 0, to, columns);
+               }
+             });
 }
 
-void multiply_f32(const void* a, std::int64_t a_stride, const PackedOperand& b, float* c,
-                  std::int64_t c_stride, const TileExtents& size, bool accumulate) {
-  multiply({static_cast<const float*>(a), a_stride, 1},
+void multiply_f32(const LeftOperand& a, const PackedOperand& b, float* c, std::int64_t c_stride,
+                  const TileExtents& size, bool accumulate) {
+  const std::int64_t columns = round_up(b.columns, 16);
+  multiply({static_cast<const float*>(a.data), a.stride, a.turned ? kRowsTogether : 1},
            {static_cast<const float*>(b.data),
-            b.row_stride != 0 ? b.row_stride : round_up(b.columns, 16)},
+            b.row_stride != 0 ? b.row_stride
+            : kPanels         ? 0
+                              : columns,
+            columns, b.depth},
            {c, c_stride, accumulate}, {size.rows, size.columns, size.depth});
 }
 
-// What a block of queries works with (its scores, a tile of K and of V, its own rows) should stay
-// in the first-level cache, or nearly.
-inline constexpr std::int64_t kTileRows = HWY_TARGET == HWY_NEON ? 64 : 96, kTileKeys = 96;
+// What a block of queries works with should stay in the first-level cache, or nearly: its scores,
+// its own rows and its sums, and where a machine was seen to stream tiles of K and V from the
+// second level without loss (a Neoverse-V1), nothing else.
+inline constexpr std::int64_t kTileRows = kPanels ? 32 : 96, kTileKeys = kPanels ? 128 : 96;
 
 const AttentionEngine* engine() {
   static const AttentionEngine instance{.name = "f32",
@@ -81,7 +95,8 @@ const AttentionEngine* engine() {
                                         .row_multiple = 1,
                                         .depth_multiple = 1,
                                         .column_multiple = 16,
-                                        .takes_rows = true,
+                                        .rows_together = kRowsTogether,
+                                        .takes_rows = !kPanels,
                                         .pack_transposed = pack_transposed,
                                         .pack = pack,
                                         .multiply = multiply_f32,

@@ -68,7 +68,7 @@ void multiply_native(const GemmEngine& engine, const BlockProduct& p) {
                        strip_bytes * (tile + 1) / tiles);
       }
       prefetch_result(p, window);
-      engine.native->multiply(left + i * engine.left_stride, engine.left_stride, b,
+      engine.native->multiply({left + i * engine.left_stride, engine.left_stride}, b,
                               p.c + i * p.c_stride + j, p.c_stride,
                               {window.rows, columns, p.size.depth}, p.accumulate);
       finish_tile(engine, p, before);

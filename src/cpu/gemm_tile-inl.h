@@ -17,15 +17,19 @@ HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A(i, k) = data[i * row + k * step]: rows of A are rows (step 1) or columns (row 1) in memory.
+// A(i, k) = data[i * row + k * step]: rows of A are rows (step 1) or columns (row 1) in memory. On
+// Arm they may be turned, kRowsTogether at a time: each such group [row][kRowsTogether], where row
+// is the depth and step kRowsTogether.
 struct Left {
   const float* data;
   std::int64_t row, step;
 };
-// B(k, j) = data[k * row + j]; vectors may read up to the next multiple of a vector past n.
+// B(k, j) = data[k * row + j]; vectors may read up to the next multiple of a vector past n. Or (row
+// 0) `columns` of them in panels as multiply takes them, each [depth][columns of the panel].
 struct Right {
   const float* data;
   std::int64_t row;
+  std::int64_t columns = 0, depth = 0;
 };
 struct Product {
   float* data;
@@ -39,17 +43,22 @@ struct Extents {
 // Vectors of the register tile, and rows for that many: accumulators + one row of B + one broadcast
 // fit the file.
 #if HWY_TARGET == HWY_AVX3
-inline constexpr int kTileVectors = 4;
+inline constexpr int kTileVectors = 4, kRowsTogether = 1;
 constexpr int tile_rows(int vectors) { return vectors == 4 ? 6 : 8; }  // 24 + 4 + 1 of 32
 #elif HWY_TARGET == HWY_NEON
-inline constexpr int kTileVectors = 4;
-constexpr int tile_rows(int) { return 5; }  // 20 + 5 of A + 1 of B of 32
+inline constexpr int kTileVectors = 6, kRowsTogether = 4;
+constexpr int tile_rows(int) { return 4; }  // 24 + 4 of A + 1 of B of 32
 #else
-inline constexpr int kTileVectors = 3;
+inline constexpr int kTileVectors = 3, kRowsTogether = 1;
 constexpr int tile_rows(int) { return 4; }  // 12 + 3 + 1 of 16
 #endif
 
 #if HWY_TARGET == HWY_NEON
+
+// A body for unrolled, inlined before the compiler looks for what can stay in registers.
+#ifndef QKV_UNROLLED
+#define QKV_UNROLLED HWY_ATTR __attribute__((always_inline))
+#endif
 
 // body(0) .. body(kCount - 1) with constant indices: a lane is part of the instruction.
 template <int kCount, class Body>
@@ -60,58 +69,93 @@ HWY_INLINE void unrolled(Body body) {
   (std::make_integer_sequence<int, kCount>());
 }
 
+// The instructions of the loops below, as assembly because their order decides (74 or 65
+// GFLOP/s a core in attention on a Neoverse-V1) and a compiler has its own. Best is a vector of B
+// just before the products that need it, and as few different registers as can be in products that
+// follow each other: so the same vector of B, and if rows of A are lanes the same one of A.
+HWY_INLINE float32x4_t load_in_order(const float* from) {
+  float32x4_t x;
+  asm volatile("ldr %q0, %1" : "=w"(x) : "m"(*reinterpret_cast<const float(*)[4]>(from)));
+  return x;
+}
+HWY_INLINE void advance_in_order(const float*& x, std::int64_t bytes) {
+  asm volatile("add %0, %0, %1" : "+r"(x) : "rI"(bytes));
+}
+// Not a copy of another zero, which would take a unit that multiplies.
+HWY_INLINE float32x4_t zero_in_order() {
+  float32x4_t x;
+  asm volatile("movi %0.2d, #0" : "=w"(x));
+  return x;
+}
+template <int kLane>
+HWY_INLINE void add_product_in_order(float32x4_t& sum, float32x4_t y, float32x4_t x) {
+  asm volatile("fmla %0.4s, %1.4s, %2.s[%c3]" : "+w"(sum) : "w"(y), "w"(x), "i"(kLane));
+}
+
 // Multiplies by lane: a register of A serves four products per vector of B, and no element is
-// broadcast. On a Neoverse-V1 20 sums (5 x 4) reach 89 % of its peak and 24 (4 x 6) 78 %.
+// broadcast. Sums of 4 x 24 reach 94 % of a Neoverse-V1's peak where lanes are rows and 91 % where
+// they run along the depth; of 4 x 16, 91 and 87 %.
 template <int kRows, int kVectors>
 HWY_NOINLINE void multiply_registers(const Left& a, const Right& b, const Product& c,
                                      std::int64_t depth) {
-  float32x4_t sum[kRows][kVectors] = {};
+  float32x4_t sum[kRows][kVectors];
+  unrolled<kRows>([&](auto i) QKV_UNROLLED {
+    unrolled<kVectors>([&](auto v) QKV_UNROLLED { sum[i][v] = zero_in_order(); });
+  });
   const float *left = a.data, *right = b.data;
-  std::int64_t k = 0;
-  if (a.step == 1) {  // lanes of A run along k
-    for (; k + 4 <= depth; k += 4, left += 4) {
-      float32x4_t x[kRows];
-      unrolled<kRows>([&](auto i) HWY_ATTR { x[i] = vld1q_f32(left + i * a.row); });
-      unrolled<4>([&](auto lane) HWY_ATTR {
-        unrolled<kVectors>([&](auto v) HWY_ATTR {
-          const float32x4_t y = vld1q_f32(right + 4 * v);
-          unrolled<kRows>([&](auto i)
-                              HWY_ATTR { sum[i][v] = vfmaq_laneq_f32(sum[i][v], y, x[i], lane); });
-        });
-        right += b.row;
+  const std::int64_t step = 4 * a.step, right_step = 4 * b.row;
+  if (a.step != 1) {  // lanes of A are rows, of which there are whole vectors
+    for (std::int64_t k = 0; k < depth; ++k) {
+      const float32x4_t x = load_in_order(left);
+      advance_in_order(left, step);
+      unrolled<kVectors>([&](auto v) QKV_UNROLLED {
+        const float32x4_t y = load_in_order(right + 4 * v);
+        if constexpr (v == kVectors - 1) advance_in_order(right, right_step);
+        unrolled<kRows>([&](auto i) QKV_UNROLLED { add_product_in_order<i>(sum[i][v], y, x); });
       });
     }
-  } else if (kRows == 4 && a.row == 1) {  // lanes of A are its rows
-    for (; k < depth; ++k, left += a.step, right += b.row) {
-      const float32x4_t x = vld1q_f32(left);
-      unrolled<kVectors>([&](auto v) HWY_ATTR {
+  } else {  // lanes of A run along the depth
+    const float* rows[kRows];
+    unrolled<kRows>([&](auto i) QKV_UNROLLED { rows[i] = left + i * a.row; });
+    std::int64_t k = 0;
+    for (; k + 4 <= depth; k += 4) {
+      float32x4_t x[kRows];
+      unrolled<kRows>([&](auto i) QKV_UNROLLED {
+        x[i] = load_in_order(rows[i]);
+        advance_in_order(rows[i], 16);
+      });
+      unrolled<4>([&](auto lane) QKV_UNROLLED {
+        unrolled<kVectors>([&](auto v) QKV_UNROLLED {
+          const float32x4_t y = load_in_order(right + 4 * v);
+          if constexpr (v == kVectors - 1) advance_in_order(right, right_step);
+          unrolled<kRows>([&](auto i)
+                              QKV_UNROLLED { add_product_in_order<lane>(sum[i][v], y, x[i]); });
+        });
+      });
+    }
+    for (; k < depth; ++k, right += b.row) {
+      unrolled<kVectors>([&](auto v) QKV_UNROLLED {
         const float32x4_t y = vld1q_f32(right + 4 * v);
         unrolled<kRows>([&](auto i)
-                            HWY_ATTR { sum[i][v] = vfmaq_laneq_f32(sum[i][v], y, x, i % 4); });
+                            QKV_UNROLLED { sum[i][v] = vfmaq_n_f32(sum[i][v], y, *rows[i]); });
       });
+      unrolled<kRows>([&](auto i) QKV_UNROLLED { ++rows[i]; });
     }
-  }
-  for (; k < depth; ++k, left += a.step, right += b.row) {
-    unrolled<kVectors>([&](auto v) HWY_ATTR {
-      const float32x4_t y = vld1q_f32(right + 4 * v);
-      unrolled<kRows>([&](auto i)
-                          HWY_ATTR { sum[i][v] = vfmaq_n_f32(sum[i][v], y, left[i * a.row]); });
-    });
   }
   float* to = c.data;
   const std::int64_t row = c.row;
-  const auto put = [&](auto value) HWY_ATTR __attribute__((always_inline)) {
-    unrolled<kRows>([&](auto i) HWY_ATTR {
-      unrolled<kVectors>([&](auto v) HWY_ATTR {
+  const auto put = [&](auto value) QKV_UNROLLED {
+    unrolled<kRows>([&](auto i) QKV_UNROLLED {
+      unrolled<kVectors>([&](auto v) QKV_UNROLLED {
         float* at = to + i * row + 4 * v;
         vst1q_f32(at, value(at, sum[i][v]));
       });
     });
   };
   if (c.accumulate) {
-    put([](const float* at, float32x4_t x) HWY_ATTR { return vaddq_f32(vld1q_f32(at), x); });
+    put([](const float* at, float32x4_t x) QKV_UNROLLED { return vaddq_f32(vld1q_f32(at), x); });
   } else {
-    put([](const float*, float32x4_t x) HWY_ATTR { return x; });
+    put([](const float*, float32x4_t x) QKV_UNROLLED { return x; });
   }
 }
 
@@ -162,12 +206,6 @@ HWY_NOINLINE void multiply_panel(Left a, const Right& b, Product c, std::int64_t
     c.data += kRows * c.row;
     rows -= kRows;
   };
-#if HWY_TARGET == HWY_NEON
-  // Fours where lanes of A are rows, and for what fives do not divide: 96 = 16 x 5 + 4 x 4.
-  std::int64_t fours = a.step == 1 ? (5 - rows % 5) % 5 : rows / 4;
-  while (4 * fours > rows) --fours;
-  for (; fours > 0; --fours) take(std::integral_constant<int, 4>());
-#endif
   while (rows >= kTileRows) take(std::integral_constant<int, kTileRows>());
   if (kTileRows > 4 && rows >= 4) take(std::integral_constant<int, 4>());
   switch (rows) {
@@ -188,17 +226,27 @@ HWY_INLINE void multiply_vectors(const Left& a, const Right& b, const Product& c
   }
 }
 
+// Vectors of the next panel, of `vectors` that are left: panels as even as can be, because 3 + 3
+// has more sums in flight than 4 + 2.
+constexpr std::int64_t panel_vectors(std::int64_t vectors) {
+  const std::int64_t panels = (vectors + kTileVectors - 1) / kTileVectors;
+  return (vectors + panels - 1) / panels;
+}
+
 // C [m, n] (+)= A [m, k] B [k, n]. B and C must be readable and writable up to n rounded to a
 // vector.
 HWY_INLINE void multiply(const Left& a, Right b, Product c, const Extents& size) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<float>()));
-  std::int64_t vectors = (size.n + lanes - 1) / lanes;
-  std::int64_t panels = (vectors + kTileVectors - 1) / kTileVectors;
-  for (; panels > 0; --panels) {  // as even as can be: 3 + 3 has more sums in flight than 4 + 2
-    const std::int64_t take = (vectors + panels - 1) / panels;
-    multiply_vectors<kTileVectors>(a, b, c, size, take);
+  const bool in_panels = b.row == 0;
+  std::int64_t wanted = (size.n + lanes - 1) / lanes;
+  std::int64_t vectors = in_panels ? b.columns / lanes : wanted;
+  while (wanted > 0) {
+    const std::int64_t take = panel_vectors(vectors);
+    if (in_panels) b.row = take * lanes;
+    multiply_vectors<kTileVectors>(a, b, c, size, std::min(take, wanted));
     vectors -= take;
-    b.data += take * lanes;
+    wanted -= take;
+    b.data += take * lanes * (in_panels ? b.depth : 1);
     c.data += take * lanes;
   }
 }

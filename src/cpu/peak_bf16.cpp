@@ -87,7 +87,7 @@ void neon_work(std::int64_t rounds) {
   std::vector<float> sums(kNeonRows * kNeonColumns);
   const PackedOperand packed{right.data(), kNeonColumns, kNeonDepth};
   for (std::int64_t round = 0; round < rounds; ++round) {
-    engine.multiply(left.data(), kNeonDepth, packed, sums.data(), kNeonColumns,
+    engine.multiply({left.data(), kNeonDepth}, packed, sums.data(), kNeonColumns,
                     {kNeonRows, kNeonColumns, kNeonDepth}, false);
   }
 }

@@ -129,18 +129,25 @@ inline void store_row(const float* from, std::int64_t count, const Rows& to, std
 
 // Whether every value is finite: x - x is 0 exactly then.
 inline bool all_finite(const float* x, std::int64_t count) {
+  constexpr int kTogether = 4;  // a chain would be waited for
   const hn::ScalableTag<float> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  auto bad = hn::Zero(d);
+  hn::Vec<decltype(d)> bad[kTogether];
+  HWY_UNROLL(4)
+  for (auto& b : bad) b = hn::Zero(d);
   std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    const auto v = hn::LoadU(d, x + i);
-    bad = hn::Or(bad, hn::Sub(v, v));
+  for (; i + kTogether * lanes <= count; i += kTogether * lanes) {
+    HWY_UNROLL(4)
+    for (int j = 0; j < kTogether; ++j) {
+      const auto v = hn::LoadU(d, x + i + j * lanes);
+      bad[j] = hn::Or(bad[j], hn::Sub(v, v));
+    }
   }
   for (; i < count; ++i) {
     if (x[i] - x[i] != 0) return false;
   }
-  return hn::AllTrue(d, hn::Eq(bad, hn::Zero(d)));
+  const auto any = hn::Or(hn::Or(bad[0], bad[1]), hn::Or(bad[2], bad[3]));
+  return hn::AllTrue(d, hn::Eq(any, hn::Zero(d)));
 }
 inline bool all_finite(const bf16* x, std::int64_t count) {
   std::uint16_t worst = 0;  // an exponent of all ones is an infinity or a NaN

@@ -57,7 +57,7 @@ class SoftmaxRows {
         visible_(collect_ ? rows : 0),
         top_(collect_ ? rows : 0),
         keep_(job.problem.dropout > 0 ? job.engine.tile_keys : 0),
-        results_(static_cast<std::size_t>(rows)) {}
+        results_(rows) {}
 
   // Starts a block of rows.
   void begin(const std::int64_t* block_rows, std::int64_t count) {
@@ -85,8 +85,7 @@ class SoftmaxRows {
       float* row = tile.scores + r * tile.stride;
       scorer_.finish_row(r, row, tile.partial, collect_);
       const float largest = survey_ ? survey(tile, r) : largest_of(row, tile.columns);
-      // NaN compares false and is left to the weights: it becomes NaN there, in this row alone.
-      shift_[r] = largest > maximum_[r] ? largest : maximum_[r];
+      shift_[r] = largest;
       if (find_top_ && largest > maximum_[r])
         top_[r] = tile.first_key + find(row, tile.columns, largest);
     }
@@ -219,14 +218,39 @@ class SoftmaxRows {
     return sum;
   }
 
+  // Columns are whole multiples of 32, and as many maxima as fit are looked for side by side.
   HWY_INLINE float largest_of(const float* row, std::int64_t columns) const {
+    constexpr int kTogether = std::min<int>(8, 32 / hn::MaxLanes(D()));
     const D d;
-    V a = hn::LoadU(d, row), b = a;
-    for (std::int64_t j = 0; j < columns; j += 2 * lanes_) {
-      a = hn::Max(a, hn::LoadU(d, row + j));
-      if (j + lanes_ < columns) b = hn::Max(b, hn::LoadU(d, row + j + lanes_));
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    V largest[kTogether];
+    HWY_UNROLL(8)
+    for (int i = 0; i < kTogether; ++i) largest[i] = hn::LoadU(d, row + i * lanes);
+    for (std::int64_t j = kTogether * lanes; j < columns; j += kTogether * lanes) {
+      HWY_UNROLL(8)
+      for (int i = 0; i < kTogether; ++i) {
+        largest[i] = hn::Max(largest[i], hn::LoadU(d, row + j + i * lanes));
+      }
     }
-    return hn::GetLane(hn::MaxOfLanes(d, hn::Max(a, b)));
+    return hn::GetLane(hn::MaxOfLanes(d, max_of<kTogether>(largest)));
+  }
+
+  // By halves: a chain would be waited for.
+  template <int kCount>
+  static HWY_INLINE V max_of(const V* x) {
+    if constexpr (kCount == 1) {
+      return x[0];
+    } else {
+      return hn::Max(max_of<kCount / 2>(x), max_of<kCount - kCount / 2>(x + kCount / 2));
+    }
+  }
+  template <int kCount>
+  static HWY_INLINE V sum_of(const V* x) {
+    if constexpr (kCount == 1) {
+      return x[0];
+    } else {
+      return hn::Add(sum_of<kCount / 2>(x), sum_of<kCount - kCount / 2>(x + kCount / 2));
+    }
   }
 
   // The largest score of a row, and what the moments need: how many are visible, their sum and that
@@ -314,7 +338,9 @@ class SoftmaxRows {
     const D d;
     const V low = hn::Set(d, -kInfinity), scale = hn::Set(d, to_log2_);
     for (std::int64_t r = 0; r < count_; r += lanes_) {
-      const V before = hn::LoadU(d, maximum_.get() + r), now = hn::LoadU(d, shift_.get() + r);
+      const V before = hn::LoadU(d, maximum_.get() + r), found = hn::LoadU(d, shift_.get() + r);
+      // NaN compares false and is left to the weights: it becomes NaN there, in this row alone.
+      const V now = hn::IfThenElse(hn::Gt(found, before), found, before);
       const V safe = hn::IfThenElse(hn::Eq(now, low), hn::Zero(d), now);
       hn::StoreU(exp2_fast(d, hn::Mul(hn::Sub(before, safe), scale)), d, factor_.get() + r);
       hn::StoreU(safe, d, shift_.get() + r);
@@ -394,11 +420,11 @@ class SoftmaxRows {
       }
       exp2_each<kNarrow ? 4 : 5>(d, weights);
       if (watched) add_weighted(row + j, shift, partial, weights, weighted);
+      total = hn::Add(total, sum_of<kTogether>(weights));
       HWY_UNROLL(8)
       for (int i = 0; i < kTogether; ++i) {
         const std::int64_t column = j + i * lanes;
         V& p = weights[i];
-        total = hn::Add(total, p);
         if (kKept || (kDropped && tile.kept != nullptr)) {
           hn::StoreU(p, d, tile.kept + r * tile.stride + column);
         }
@@ -492,7 +518,7 @@ class SoftmaxRows {
   HWY_ALIGN float squares_[hn::MaxLanes(D())] = {};
   HWY_ALIGN double moment1_[hn::MaxLanes(D())] = {};
   HWY_ALIGN double moment2_[hn::MaxLanes(D())] = {};
-  std::vector<Result> results_;
+  Scratch<Result> results_;
 };
 
 }  // namespace qkv::cpu::HWY_NAMESPACE
