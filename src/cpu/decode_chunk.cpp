@@ -184,7 +184,7 @@ class DecodeChunk {
     for (std::int64_t j = lanes; j < columns_; j += lanes) {
       largest = hn::Max(largest, hn::LoadU(d, row + j));
     }
-    const float maximum = hn::GetLane(hn::MaxOfLanes(d, largest));
+    const float maximum = largest_lane(largest);
     if (job_.collect) part.top = first_ + (std::find(row, row + keys_, maximum) - row);
     const V shift = hn::Set(d, maximum == -kInfinity ? 0 : maximum);
     const V scale = hn::Set(d, unit * std::numbers::log2e_v<float>);

@@ -33,7 +33,7 @@ inline float max_of(const T* x, std::int64_t count) {
     // false for NaN
     max = hn::IfThenElse(hn::Gt(v, max), v, max);
   });
-  return hn::GetLane(hn::MaxOfLanes(d, max));
+  return largest_lane(max);
 }
 
 template <class T>

@@ -16,6 +16,19 @@ HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// The largest lane of f32. Where it emulates vectors, Highway 1.0.3 begins with the lowest finite
+// number, and -inf would be lost.
+template <class V>
+HWY_INLINE float largest_lane(V v) {
+#if HWY_TARGET == HWY_EMU128
+  float largest = v.raw[0];
+  for (const float lane : v.raw) largest = lane > largest ? lane : largest;
+  return largest;
+#else
+  return hn::GetLane(hn::MaxOfLanes(hn::ScalableTag<float>(), v));
+#endif
+}
+
 // Highway 1.0.3 emulates f16 where the target has no instruction for it, without infinities and NaN
 // (-inf becomes -65536) and without rounding; f16 itself has them, one at a time.
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || (HWY_ARCH_X86 && HWY_TARGET >= HWY_SSE4)

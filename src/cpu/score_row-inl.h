@@ -57,7 +57,7 @@ class ScoreRows {
   // A row holds scores divided by this.
   float unit() const { return plain_ ? problem_.scale : 1.0f; }
   // The largest visible a_ij so far; plain rows do not track it, their maximum is it.
-  float max_logit() const { return hn::GetLane(hn::MaxOfLanes(D(), hn::Load(D(), max_logit_))); }
+  float max_logit() const { return largest_lane(hn::Load(D(), max_logit_)); }
 
   // Whether the pair (r, column j of the tile) is visible: for the rare case that must know.
   bool sees(std::int64_t r, std::int64_t j) {

@@ -232,7 +232,7 @@ class SoftmaxRows {
         largest[i] = hn::Max(largest[i], hn::LoadU(d, row + j + i * lanes));
       }
     }
-    return hn::GetLane(hn::MaxOfLanes(d, max_of<kTogether>(largest)));
+    return largest_lane(max_of<kTogether>(largest));
   }
 
   // By halves: a chain would be waited for.
@@ -298,7 +298,7 @@ class SoftmaxRows {
         kPartial ? tile.columns - static_cast<std::int64_t>(hidden_count) : tile.keys;
     visible_[r] += static_cast<float>(seen);
     pairs_ += static_cast<double>(seen);
-    return hn::GetLane(hn::MaxOfLanes(d, hn::Max(largest[0], largest[1])));
+    return largest_lane(hn::Max(largest[0], largest[1]));
   }
 
   // Long sums are kept in f64, lane by lane: the variance of a head adds up millions of pairs. A
