@@ -13,6 +13,8 @@
 namespace qkv {
 namespace {
 
+using test::on_every_target;
+
 using Function = double (*)(double);
 
 double exact_gelu(double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }
@@ -35,21 +37,10 @@ double worst_error(Activation f, Function exact, double from, double to) {
   return worst;
 }
 
-template <class Body>
-void on_every_target(Body body) {
-  const std::string before = cpu_target();
-  for (const std::string& target : test::tested_targets()) {
-    SCOPED_TRACE(target);
-    set_cpu_target(target);
-    body(target);
-  }
-  set_cpu_target(before);
-}
-
 TEST(Activations, AreExactWhereTheyAreTiny) {
-  on_every_target([](const std::string& target) {
+  on_every_target([] {
     // Without a fused multiply-add the exponent is rounded before its whole number is taken off.
-    const bool fused = target != "sse4" && target != "scalar";
+    const bool fused = cpu_target() != "sse4" && cpu_target() != "scalar";
     const double most = fused ? 1e-6 : 2e-5;
     EXPECT_LT(worst_error(Activation::gelu, exact_gelu, -13, 13), most);
     EXPECT_LT(worst_error(Activation::silu, exact_silu, -86, 86), most);

@@ -17,23 +17,13 @@
 namespace qkv {
 namespace {
 
+using test::on_every_target;
+
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
 
 Backend& cpu() { return backend(Device{}); }
-
-template <class Body>
-void on_every_target(Body body) {
-  const std::string before = cpu_target();
-  for (const std::string& target : test::tested_targets()) {
-    SCOPED_TRACE(target);
-    set_cpu_target(target);
-    body();
-    if (testing::Test::HasFatalFailure()) break;
-  }
-  set_cpu_target(before);
-}
 
 void fill_normal(Tensor& x, unsigned seed) {
   std::mt19937 random(seed);

@@ -24,18 +24,8 @@ namespace {
 
 using test::bytes_of;
 using test::golden;
+using test::on_every_target;
 using test::values_of;
-
-template <class Body>
-void on_every_target(Body body) {
-  const std::string before = cpu_target();
-  for (const std::string& target : test::tested_targets()) {
-    SCOPED_TRACE(target);
-    set_cpu_target(target);
-    body();
-  }
-  set_cpu_target(before);
-}
 
 double largest_difference(const Tensor& a, const Tensor& b) {
   const std::vector<double> x = values_of(a), y = values_of(b);

@@ -23,20 +23,9 @@ namespace qkv {
 namespace {
 
 using test::bytes_of;
+using test::on_every_target;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-template <class Body>
-void on_every_target(Body body) {
-  const std::string before = cpu_target();
-  for (const std::string& target : test::tested_targets()) {
-    SCOPED_TRACE(target);
-    set_cpu_target(target);
-    body();
-    if (::testing::Test::HasFailure()) break;
-  }
-  set_cpu_target(before);
-}
 
 Tensor normal(const Shape& shape, std::uint64_t seed) {
   return Generator(seed).normal(shape, 0, 1, DType::f32);

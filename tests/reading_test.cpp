@@ -8,20 +8,11 @@
 #include "expect_error.h"
 #include "qkv/ops.h"
 #include "qkv/random.h"
-#include "support/attention_check.h"
+#include "support/devices.h"
 #include "support/values.h"
 
 namespace qkv::test {
 namespace {
-
-constexpr Device kGpu{DeviceType::cuda, 0};
-
-std::vector<Device> devices() {
-  std::vector<Device> all;
-  if (tests_run_on(DeviceType::cpu)) all.push_back(kCpu);
-  if (tests_run_on(DeviceType::cuda)) all.push_back(kGpu);
-  return all;
-}
 
 TEST(Reading, GivesWhatWasThereInEveryLayoutAndDtype) {
   for (const Device device : devices()) {

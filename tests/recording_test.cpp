@@ -11,21 +11,12 @@
 #include "qkv/attention.h"
 #include "qkv/ops.h"
 #include "qkv/random.h"
-#include "support/attention_check.h"
+#include "support/devices.h"
 #include "support/goldens.h"
 #include "support/values.h"
 
 namespace qkv::test {
 namespace {
-
-constexpr Device kGpu{DeviceType::cuda, 0};
-
-std::vector<Device> devices() {
-  std::vector<Device> all;
-  if (tests_run_on(DeviceType::cpu)) all.push_back(kCpu);
-  if (tests_run_on(DeviceType::cuda)) all.push_back(kGpu);
-  return all;
-}
 
 Tensor number(std::int64_t value, Device device) {
   return to(Tensor::from(std::vector{value}, {1}), device);

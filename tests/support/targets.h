@@ -1,6 +1,8 @@
 // The SIMD targets that tests walk over.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <string>
 #include <vector>
 
@@ -17,6 +19,19 @@ inline std::vector<std::string> tested_targets() {
   std::erase_if(targets, [&](const std::string& name) { return name != best && name != "avx2"; });
 #endif
   return targets;
+}
+
+// body() with each of them in use; ends with the first that fails.
+template <class Body>
+void on_every_target(Body body) {
+  const std::string before = cpu_target();
+  for (const std::string& target : tested_targets()) {
+    SCOPED_TRACE(target);
+    set_cpu_target(target);
+    body();
+    if (::testing::Test::HasFailure()) break;
+  }
+  set_cpu_target(before);
 }
 
 }  // namespace qkv::test
