@@ -92,5 +92,21 @@ TEST_P(AttentionDecode, SplitEdges) {
   }
 }
 
+// Many heads make larger pieces, of a size that each sequence has for itself.
+TEST_P(AttentionDecode, SplitEdgesOfManyHeads) {
+  for (const int keys : {1000, 1023, 1024, 1025, 2047, 2048, 2049, 3001}) {
+    check_attention({.name = "split",
+                     .batch = 2,
+                     .heads = 16,
+                     .key_heads = 16,
+                     .queries = 1,
+                     .keys = keys,
+                     .head_size = 16,
+                     .key_lengths = {keys, 700},
+                     .statistics = Statistics::all},
+                    GetParam(), Pass::forward);
+  }
+}
+
 }  // namespace
 }  // namespace qkv::test

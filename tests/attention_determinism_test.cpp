@@ -103,11 +103,12 @@ TEST_P(AttentionDeterminism, Decode) {
                GetParam());
     check_bits({.name = "decode, many",
                 .batch = 3,
-                .heads = 8,
+                .heads = 16,
+                .key_heads = 16,
                 .queries = queries,
-                .keys = 1000,
+                .keys = 2100,
                 .head_size = 16,
-                .key_lengths = {1000, 17, 512},
+                .key_lengths = {2100, 17, 1024},
                 .sinks = true},
                GetParam());
   }

@@ -163,6 +163,11 @@ TEST_P(AttentionHidden, CannotBeFelt) {
   check("key lengths, one query", [](C& c, int s) {
     c.queries = 1, c.keys = 150 * s, c.key_lengths = {0, 77 * s};
   });
+  check("allowed keys, one query", [](C& c, int s) {
+    c.queries = 1, c.keys = 150 * s, c.allowed = {2, 1, 1, 150 * s};
+  });
+  check("window, two queries",
+        [](C& c, int s) { c.queries = 2, c.keys = 150 * s, c.causal = true, c.left = 20; });
   check("query lengths", [](C& c, int s) { c.query_lengths = {3 * s, 0}; });
   check("causal from the top left", [](C& c, int) { c.causal = true, c.align = Align::top_left; });
   check("negative offset", [](C& c, int s) { c.causal = true, c.offset = -9 * s; });

@@ -11,14 +11,17 @@
 #include "cpu/kernels.h"
 #include "cpu/scratch.h"
 #include "cpu/targets.h"
+#include "qkv/threads.h"
 
 namespace qkv::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::int64_t kRunsPerThread = 4;  // so that no thread waits long for another at the end
 
-std::int64_t chunks_of(const AttentionSequence& s) {
-  return (s.k_visible + kChunkKeys - 1) / kChunkKeys;
+std::int64_t chunks_of(const AttentionProblem& problem, const AttentionSequence& s) {
+  const std::int64_t keys = chunk_keys(problem, s);
+  return (s.k_visible + keys - 1) / keys;
 }
 
 // A row from its parts, in the order of chunks.
@@ -30,11 +33,11 @@ struct DecodedRow {
   std::vector<float> factors;  // of each chunk, to final weights
 };
 
-DecodedRow combine(const RowPart* parts, std::int64_t chunks, double sink) {
+DecodedRow combine(const RowPart* parts, std::int64_t step, std::int64_t chunks, double sink) {
   DecodedRow row;
   float top = -kInfinity;
   for (std::int64_t c = 0; c < chunks; ++c) {
-    const RowPart& part = parts[c * kMostRows];
+    const RowPart& part = parts[c * step];
     row.sums.add(part.sums);
     if (part.total == 0) continue;  // NaN is seen
     row.sees = true;
@@ -49,7 +52,7 @@ DecodedRow combine(const RowPart* parts, std::int64_t chunks, double sink) {
   const double sink_part = sink == -kInfinity ? 0 : std::exp(sink - reference);
   double total = sink_part, mean_score = 0;  // mean_score relative to `reference`
   for (std::int64_t c = 0; c < chunks; ++c) {
-    const RowPart& part = parts[c * kMostRows];
+    const RowPart& part = parts[c * step];
     if (part.total == 0) continue;
     const double factor = std::exp(part.maximum - reference);
     row.factors[c] = static_cast<float>(factor);
@@ -73,13 +76,14 @@ class Decode {
     collect_ = s.max_logit.defined() || s.score_mean.defined() || s.entropy.defined() ||
                s.saturation.defined();
     for (const AttentionSequence& sequence : problem.sequences) {
-      chunks_ = std::max(chunks_, chunks_of(sequence));
+      chunks_ = std::max(chunks_, chunks_of(problem, sequence));
+      rows_ = std::max(rows_, sequence.q_rows * problem.group());
     }
     const auto pairs = static_cast<std::int64_t>(problem.sequences.size()) * problem.key_heads;
-    const std::int64_t rows = std::max<std::int64_t>(pairs * chunks_ * kMostRows, 1);
+    const std::int64_t rows = std::max<std::int64_t>(pairs * chunks_ * rows_, 1);
     values_ = Scratch<float>(rows * problem.value_size);
     parts_.resize(static_cast<std::size_t>(rows));
-    if (s.received.defined()) weights_ = Scratch<float>(rows * kChunkKeys);
+    if (s.received.defined()) weights_ = Scratch<float>(rows * kMostChunkKeys);
   }
 
   void run() {
@@ -95,14 +99,22 @@ class Decode {
     const int digits = problem_.q.dtype() == DType::f32 ? 3 : 2;
     const Int8Decode* bytes = whole ? neon_int8_decode(digits) : nullptr;
     const auto sequences = static_cast<std::int64_t>(problem_.sequences.size());
-    parallel_for(sequences * problem_.key_heads * chunks_, [&](std::int64_t at) {
-      const std::int64_t chunk = at % chunks_, pair = at / chunks_;
-      const std::int64_t sequence = pair / problem_.key_heads, row = at * kMostRows;
+    const std::int64_t pairs = sequences * problem_.key_heads;
+    // Results are per chunk, so how they are handed out changes no bit.
+    const std::int64_t parts = std::clamp<std::int64_t>(
+        (kRunsPerThread * num_threads() + pairs - 1) / std::max<std::int64_t>(pairs, 1), 1,
+        std::max<std::int64_t>(chunks_, 1));
+    parallel_for(pairs * parts, [&](std::int64_t at) {
+      const std::int64_t pair = at / parts, part = at % parts;
+      const std::int64_t sequence = pair / problem_.key_heads;
       const AttentionSequence& s = problem_.sequences[sequence];
-      if (chunk >= chunks_of(s) || s.q_rows == 0) return;
-      run_decode_chunk({problem_, engine, bytes, collect_, sequence, pair % problem_.key_heads,
-                        chunk, values_.get() + row * problem_.value_size, parts_.data() + row,
-                        weights_.get() == nullptr ? nullptr : weights_.get() + row * kChunkKeys});
+      const std::int64_t count = chunks_of(problem_, s);
+      const std::int64_t first = count * part / parts, last = count * (part + 1) / parts;
+      if (first == last || s.q_rows == 0) return;
+      const DecodeResult all{values_.get(), parts_.data(), weights_.get()};
+      run_decode_chunks(
+          {problem_, engine, bytes, collect_, sequence, pair % problem_.key_heads, first, last,
+           all.from_row((pair * chunks_ + first) * rows_, problem_.value_size), rows_});
     });
     if (results_.statistics.received.defined()) {
       const Tensor& received = results_.statistics.received;
@@ -121,9 +133,8 @@ class Decode {
         (s.q_batch * problem_.heads + head) * results_.lse.size(2) + s.q_start;
     BlockSums sums;
     for (std::int64_t i = 0; i < s.q_rows; ++i) {
-      const std::int64_t first =
-          pair * chunks_ * kMostRows + head % problem_.group() * s.q_rows + i;
-      const DecodedRow row = combine(parts_.data() + first, chunks_of(s), sink);
+      const std::int64_t first = pair * chunks_ * rows_ + head % problem_.group() * s.q_rows + i;
+      const DecodedRow row = combine(parts_.data() + first, rows_, chunks_of(problem_, s), sink);
       write_out(row, first, rows_of(results_.out, s.q_batch, head, s.q_start), i);
       write_row(row, base + i, sums);
       if (weights_.get() != nullptr) add_received(row, first, s, head);
@@ -136,7 +147,7 @@ class Decode {
     const Scratch<float> sum(size);
     std::fill_n(sum.get(), size, 0.0f);
     for (std::size_t c = 0; c < row.factors.size(); ++c) {
-      const std::int64_t at = first + static_cast<std::int64_t>(c) * kMostRows;
+      const std::int64_t at = first + static_cast<std::int64_t>(c) * rows_;
       if (parts_[static_cast<std::size_t>(at)].total == 0) continue;  // may hold 0 times NaN
       const float* part = values_.get() + at * size;
       for (std::int64_t j = 0; j < size; ++j) sum[j] += part[j] * row.factors[c];
@@ -167,9 +178,10 @@ class Decode {
     const Tensor& received = results_.statistics.received;
     float* to =
         received.data<float>() + (s.k_batch * problem_.heads + head) * received.size(2) + s.k_start;
+    const std::int64_t keys = chunk_keys(problem_, s);
     for (std::int64_t j = 0; j < s.k_visible; ++j) {
-      const std::int64_t chunk = j / kChunkKeys;
-      const float p = weights_[(first + chunk * kMostRows) * kChunkKeys + j % kChunkKeys];
+      const std::int64_t chunk = j / keys;
+      const float p = weights_[(first + chunk * rows_) * kMostChunkKeys + j % keys];
       if (p != 0) to[j] += p * row.factors[chunk];
     }
   }
@@ -177,7 +189,7 @@ class Decode {
   const AttentionProblem& problem_;
   const AttentionResults& results_;
   bool collect_ = false;
-  std::int64_t chunks_ = 0;
+  std::int64_t chunks_ = 0, rows_ = 0;  // of a sequence and key head: the most of either
   Scratch<float> values_, weights_;
   std::vector<RowPart> parts_;
 };

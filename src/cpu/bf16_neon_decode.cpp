@@ -7,6 +7,7 @@
 
 #include "cpu/attention_engine.h"
 #include "cpu/bf16_neon-inl.h"
+#include "cpu/prefetch.h"
 
 namespace qkv::cpu {
 namespace bf16_neon {
@@ -16,6 +17,7 @@ using Left = DecodeEngine::Left;
 using Right = DecodeEngine::Right;
 
 constexpr std::int64_t kKeysAtOnce = 8;
+constexpr std::int64_t kBlocksAhead = 2;
 constexpr std::int64_t kKeysInCache = 64;  // of values: rows walked column by column
 
 // Up to eight rows, copied to where all eight and a multiple of 8 columns are, zeros for the rest.
@@ -34,10 +36,16 @@ struct Padded {
   }
 };
 
+RowsAhead rows_ahead(const bf16* first, const Right& x) {
+  return {first, 2 * x.stride, 2 * x.columns};
+}
+
 // Calls step(k, key) for k = 0, 8, ... with key(j) = elements k .. k + 7 of key j of eight.
 template <class Step>
 QKV_INLINE void walk_keys(const bf16* first, const Right& keys, Step step) {
+  RowsAhead next = rows_ahead(first + kBlocksAhead * kKeysAtOnce * keys.stride, keys);
   for (std::int64_t k = 0; k < keys.columns; k += 8) {
+    next.ask<2>();  // 16 bytes of each of eight keys
     step(k, [&](int j) { return load(first + j * keys.stride + k); });
   }
 }
@@ -113,20 +121,21 @@ void scores(const Left& q, const Right& keys, float* c, std::int64_t c_stride) {
 }
 
 // Calls step(k, value) for k = 0, kStep, ... with value(r, v) = columns 8 v .. of key k + r.
-template <int kStep, class Step>
-QKV_INLINE void walk_values(const Right& x, std::int64_t column, Step step) {
+template <int kStep, int kVectors, class Step>
+QKV_INLINE void walk_values(const Right& x, std::int64_t column, RowsAhead& next, Step step) {
   const bf16* row = x.data + column;
   for (std::int64_t k = 0; k < x.rows; k += kStep, row += kStep * x.stride) {
+    next.ask<kStep * kVectors / 4>();
     step(k, [&](int r, int v) { return load(row + r * x.stride + 8 * v); });
   }
 }
 
 // kRows rows by 8 * kVectors columns: two keys zipped are what BFDOT sums over.
 template <int kRows, int kVectors>
-void value_rows(const Left& p, const Right& x, std::int64_t column, float* c,
+void value_rows(const Left& p, const Right& x, std::int64_t column, RowsAhead& next, float* c,
                 std::int64_t c_stride) {
   Sums sum[kRows][2 * kVectors] = {};
-  walk_values<8>(x, column, [&](std::int64_t k, auto value) {
+  walk_values<8, kVectors>(x, column, next, [&](std::int64_t k, auto value) {
     Cell weight[kRows];
     unrolled<kRows>([&](auto i) { weight[i] = load(p.data + i * p.stride + k); });
     unrolled<4>([&](auto pair) {
@@ -151,11 +160,11 @@ void value_rows(const Left& p, const Right& x, std::int64_t column, float* c,
 
 // 2 * kPairs rows by 8 * kVectors columns: four keys transposed are cells for BFMMLA.
 template <int kPairs, int kVectors>
-void value_block(const bf16* a, const Right& x, std::int64_t column, float* c,
+void value_block(const bf16* a, const Right& x, std::int64_t column, RowsAhead& next, float* c,
                  std::int64_t c_stride) {
   const std::int64_t strip = 2 * x.rows;
   Sums sum[kVectors][kPairs][4] = {};
-  walk_values<4>(x, column, [&](std::int64_t k, auto value) {
+  walk_values<4, kVectors>(x, column, next, [&](std::int64_t k, auto value) {
     unrolled<kVectors>([&](auto v) {
       Cell y[4] = {value(0, v), value(1, v), value(2, v), value(3, v)};
       transpose(y);
@@ -171,9 +180,10 @@ void value_block(const bf16* a, const Right& x, std::int64_t column, float* c,
 // Blocks of kVectors columns while they fit, then single ones.
 template <int kRows>
 void values_by_rows(const Left& p, const Right& x, float* c, std::int64_t c_stride) {
+  RowsAhead next = rows_ahead(x.data + x.rows * x.stride, x);
   std::int64_t j = 0;
-  for (; j + 32 <= x.columns; j += 32) value_rows<kRows, 4>(p, x, j, c + j, c_stride);
-  for (; j < x.columns; j += 8) value_rows<kRows, 1>(p, x, j, c + j, c_stride);
+  for (; j + 32 <= x.columns; j += 32) value_rows<kRows, 4>(p, x, j, next, c + j, c_stride);
+  for (; j < x.columns; j += 8) value_rows<kRows, 1>(p, x, j, next, c + j, c_stride);
 }
 
 template <int kPairs>
@@ -181,11 +191,12 @@ void values_by_pairs(const Left& p, const Right& x, float* c, std::int64_t c_str
   constexpr int kVectors = kPairs == 2 ? 2 : 1;
   bf16 cells[2 * kPairs * kKeysInCache];
   pack_rows(p, x.rows, cells);
+  RowsAhead next = rows_ahead(x.data + x.rows * x.stride, x);
   std::int64_t j = 0;
   for (; j + 8 * kVectors <= x.columns; j += 8 * kVectors) {
-    value_block<kPairs, kVectors>(cells, x, j, c + j, c_stride);
+    value_block<kPairs, kVectors>(cells, x, j, next, c + j, c_stride);
   }
-  for (; j < x.columns; j += 8) value_block<kPairs, 1>(cells, x, j, c + j, c_stride);
+  for (; j < x.columns; j += 8) value_block<kPairs, 1>(cells, x, j, next, c + j, c_stride);
 }
 
 void values(const Left& p, const Right& x, float* c, std::int64_t c_stride) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numbers>
 #include <numeric>
 #include <vector>
@@ -25,29 +26,51 @@ HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-class DecodeChunk {
+// Chunk after chunk of the rows of one key head.
+class DecodeChunks {
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  static constexpr std::int64_t kColumnsTogether = 32;     // of scores: two vectors or more
+  static constexpr std::int64_t kStride = kMostChunkKeys;  // of rows of scores
   using D = hn::ScalableTag<float>;
   using V = hn::Vec<D>;
 
  public:
-  explicit DecodeChunk(const DecodeJob& job)
+  explicit DecodeChunks(const DecodeJob& job)
       : job_(job),
         problem_(job.problem),
         sequence_(job.problem.sequences[job.sequence]),
         rows_(problem_.group() * sequence_.q_rows),
         even_rows_(round_up(rows_, 2)),
         q_stride_(round_up(problem_.head_size, 16)),
-        first_(job.chunk * kChunkKeys),
-        keys_(std::min(kChunkKeys, sequence_.k_visible - first_)),
-        columns_(round_up(keys_, 16)),
-        scores_(even_rows_ * kChunkKeys),
-        narrow_(even_rows_ * kChunkKeys),
+        scores_(even_rows_ * kStride),
+        narrow_(even_rows_ * kStride),
         query_rows_(static_cast<std::size_t>(sequence_.q_rows)) {
     std::iota(query_rows_.begin(), query_rows_.end(), 0);
+    if (job.engine != nullptr) {
+      narrow_queries_ = load_queries<bf16>();
+      if (even_rows_ != rows_) std::fill_n(narrow_.get() + rows_ * kStride, kStride, bf16());
+    } else {
+      queries_ = load_queries<float>();
+      queries_finite_ = all_finite(queries_.get(), rows_ * q_stride_);
+    }
+    for (std::int64_t g = 0; g < problem_.group(); ++g) {
+      heads_.push_back(std::make_unique<HeadScorer>(*this, g));
+    }
   }
 
   void run() {
+    for (std::int64_t chunk = job_.first; chunk < job_.last; ++chunk) {
+      const std::int64_t size = chunk_keys(problem_, sequence_);
+      first_ = chunk * size;
+      keys_ = std::min(size, sequence_.k_visible - first_);
+      columns_ = round_up(keys_, kColumnsTogether);
+      result_ = job_.result.from_row((chunk - job_.first) * job_.result_rows, problem_.value_size);
+      run_chunk();
+    }
+  }
+
+ private:
+  void run_chunk() {
     multiply_keys();
     for (std::int64_t g = 0; g < problem_.group(); ++g) weigh_head(g);
     Scratch<std::byte> room;
@@ -71,19 +94,19 @@ class DecodeChunk {
     });
   }
 
- private:
   template <class To>
   Scratch<To> load_queries() const {
     Scratch<To> q(even_rows_ * q_stride_);
     std::fill_n(q.get(), even_rows_ * q_stride_, To());
     for (std::int64_t g = 0; g < problem_.group(); ++g) {
-      const std::int64_t head = job_.key_head * problem_.group() + g;
-      load_rows(rows_of(problem_.q, sequence_.q_batch, head, sequence_.q_start), sequence_.q_rows,
-                problem_.head_size, q.get() + g * sequence_.q_rows * q_stride_, q_stride_);
+      load_rows(rows_of(problem_.q, sequence_.q_batch, head(g), sequence_.q_start),
+                sequence_.q_rows, problem_.head_size, q.get() + g * sequence_.q_rows * q_stride_,
+                q_stride_);
     }
     return q;
   }
 
+  std::int64_t head(std::int64_t g) const { return job_.key_head * problem_.group() + g; }
   KeyRun run_of_keys() const { return {job_.sequence, job_.key_head, first_, keys_}; }
 
   void multiply_keys() {
@@ -91,22 +114,20 @@ class DecodeChunk {
     const Rows keys = key_rows(problem_, problem_.k, run_of_keys(), room);
     const std::int64_t size = problem_.head_size;
     if (job_.engine != nullptr) {
-      const Scratch<bf16> q = load_queries<bf16>();
-      job_.engine->scores({q.get(), q_stride_, rows_ == 1 ? 1 : even_rows_},
+      job_.engine->scores({narrow_queries_.get(), q_stride_, rows_ == 1 ? 1 : even_rows_},
                           {reinterpret_cast<const bf16*>(keys.data), keys.stride, keys_, size},
-                          scores_.get(), kChunkKeys);
+                          scores_.get(), kStride);
       return;
     }
-    const Scratch<float> q = load_queries<float>();
-    if (job_.bytes != nullptr && all_finite(q.get(), rows_ * q_stride_)) {
-      job_.bytes->scores({q.get(), q_stride_, rows_}, bytes_of(keys, size), scores_.get(),
-                         kChunkKeys);
+    if (job_.bytes != nullptr && queries_finite_) {
+      job_.bytes->scores({queries_.get(), q_stride_, rows_}, bytes_of(keys, size), scores_.get(),
+                         kStride);
       return scale_columns(problem_.k_scale, false);
     }
     const auto score = [&]<class T>() {
       with_rows(rows_, [&](auto rows) {
-        score_keys<decltype(rows)::value, T>(q.get(), q_stride_, keys, keys_, size, scores_.get(),
-                                             kChunkKeys);
+        score_keys<decltype(rows)::value, T>(queries_.get(), q_stride_, keys, keys_, size,
+                                             scores_.get(), kStride);
       });
     };
     if (!problem_.k_scale.defined()) return dispatch_float(problem_.k.dtype(), score);
@@ -123,12 +144,12 @@ class DecodeChunk {
   void scale_columns(const Tensor& scale, bool keep_zero) {
     const float* from = scale.data<float>() + sequence_.k_batch * scale.stride(0) +
                         job_.key_head * scale.stride(1) + first_ * scale.stride(2);
-    alignas(64) float factor[kChunkKeys] = {};
+    alignas(64) float factor[kStride] = {};
     for (std::int64_t j = 0; j < keys_; ++j) factor[j] = from[j * scale.stride(2)];
     const D d;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
     for (std::int64_t r = 0; r < rows_; ++r) {
-      float* row = scores_.get() + r * kChunkKeys;
+      float* row = scores_.get() + r * kStride;
       for (std::int64_t j = 0; j < columns_; j += lanes) {
         const V x = hn::LoadU(d, row + j), product = hn::Mul(x, hn::Load(d, factor + j));
         const auto keeps = hn::Eq(x, hn::Zero(d));
@@ -143,63 +164,90 @@ class DecodeChunk {
     DiagonalBias diagonal;
     ScoreRows scorer;
 
-    HeadScorer(const DecodeChunk& chunk, std::int64_t head)
-        : mask(chunk.problem_, chunk.job_.sequence),
-          diagonal(chunk.problem_, chunk.job_.sequence, kChunkKeys),
-          scorer(chunk.problem_, chunk.job_.sequence, mask, diagonal) {
-      const std::vector<std::int64_t>& rows = chunk.query_rows_;
-      diagonal.set_head(head);
-      mask.set_rows(head, rows.data(), static_cast<std::int64_t>(rows.size()));
-      scorer.set_block(head, rows.data());
-      scorer.set_tile(chunk.first_, chunk.keys_, chunk.columns_);
+    HeadScorer(const DecodeChunks& of, std::int64_t g)
+        : mask(of.problem_, of.job_.sequence),
+          diagonal(of.problem_, of.job_.sequence, kStride),
+          scorer(of.problem_, of.job_.sequence, mask, diagonal) {
+      const std::vector<std::int64_t>& rows = of.query_rows_;
+      diagonal.set_head(of.head(g));
+      mask.set_rows(of.head(g), rows.data(), static_cast<std::int64_t>(rows.size()));
     }
   };
 
   // Scores of one head's rows to weights relative to the chunk's maximum.
   void weigh_head(std::int64_t g) {
-    const std::int64_t head = job_.key_head * problem_.group() + g;
-    HeadScorer parts(*this, head);
+    HeadScorer& parts = *heads_[g];
     ScoreRows& scorer = parts.scorer;
+    scorer.set_tile(first_, keys_, columns_);
     const bool hidden = parts.mask.classify(first_, first_ + keys_) != TileKind::full;
     for (std::int64_t i = 0; i < sequence_.q_rows; ++i) {
       const std::int64_t r = g * sequence_.q_rows + i;
-      float* row = scores_.get() + r * kChunkKeys;
-      RowPart& part = job_.parts[r];
+      float* row = scores_.get() + r * kStride;
+      RowPart& part = result_.parts[r];
       part = {};
-      scorer.set_block(head, query_rows_.data());  // starts the largest score anew
+      scorer.set_block(head(g), query_rows_.data());  // starts the largest score anew
       scorer.finish_row(i, row, hidden || columns_ != keys_, job_.collect);
-      weigh_row(row, scorer.unit(), part);
+      if (job_.collect) {
+        weigh_row<true>(r, scorer.unit(), part);
+      } else {
+        weigh_row<false>(r, scorer.unit(), part);
+      }
       part.sums.max_logit = scorer.is_plain() ? part.maximum : scorer.max_logit();
-      if (job_.weights != nullptr) std::copy_n(row, columns_, job_.weights + r * kChunkKeys);
-      if (job_.engine == nullptr) continue;
-      for (std::int64_t j = 0; j < columns_; ++j) narrow_[r * kChunkKeys + j] = bf16(row[j]);
+      if (result_.weights != nullptr) std::copy_n(row, columns_, result_.weights + r * kStride);
     }
   }
 
-  // row = 2^((s - maximum) unit log2 e); the sums of it, and the moments of the scores.
-  void weigh_row(float* row, float unit, RowPart& part) const {
+  // Row r = 2^((s - maximum) unit log2 e), as bf16 too for an engine; the sums of it, and the
+  // moments of the scores.
+  template <bool kCollect>
+  void weigh_row(std::int64_t r, float unit, RowPart& part) {
+    constexpr int kTogether = std::min<int>(4, kColumnsTogether / hn::MaxLanes(D()));
     const D d;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    V largest = hn::LoadU(d, row);
-    for (std::int64_t j = lanes; j < columns_; j += lanes) {
-      largest = hn::Max(largest, hn::LoadU(d, row + j));
+    float* row = scores_.get() + r * kStride;
+    bf16* narrow = narrow_.get() + r * kStride;
+    const float maximum = largest_of(row);
+    if (kCollect) {
+      part.top = first_ + (std::find(row, row + keys_, maximum) - row);
+      collect_moments(row, unit, part.sums);
     }
-    const float maximum = largest_lane(largest);
-    if (job_.collect) part.top = first_ + (std::find(row, row + keys_, maximum) - row);
     const V shift = hn::Set(d, maximum == -kInfinity ? 0 : maximum);
     const V scale = hn::Set(d, unit * std::numbers::log2e_v<float>);
-    V total = hn::Zero(d), weighted = hn::Zero(d);
-    if (job_.collect) collect_moments(row, unit, part.sums);
-    for (std::int64_t j = 0; j < columns_; j += lanes) {
-      const V t = hn::Mul(hn::Sub(hn::LoadU(d, row + j), shift), scale), p = exp2_fast(d, t);
-      total = hn::Add(total, p);
-      hn::StoreU(p, d, row + j);
-      if (!job_.collect) continue;
-      weighted = hn::MulAdd(p, max_keeping_nan(hn::Set(d, -200.0f), t), weighted);
+    V total[kTogether], weighted = hn::Zero(d);
+    for (V& sum : total) sum = hn::Zero(d);
+    for (std::int64_t j = 0; j < columns_; j += kTogether * lanes) {
+      V p[kTogether], exponent[kTogether];
+      HWY_UNROLL(4)
+      for (int i = 0; i < kTogether; ++i) {
+        p[i] = exponent[i] = hn::Mul(hn::Sub(hn::LoadU(d, row + j + i * lanes), shift), scale);
+      }
+      exp2_each<5>(d, p);
+      HWY_UNROLL(4)
+      for (int i = 0; i < kTogether; ++i) {
+        total[i] = hn::Add(total[i], p[i]);
+        hn::StoreU(p[i], d, row + j + i * lanes);
+        if (!kCollect) continue;
+        weighted = hn::MulAdd(p[i], max_keeping_nan(hn::Set(d, -200.0f), exponent[i]), weighted);
+      }
+      if (job_.engine == nullptr) continue;
+      HWY_UNROLL(2)
+      for (int i = 0; i < kTogether; i += 2) store_narrow(p[i], p[i + 1], narrow + j + i * lanes);
     }
     part.maximum = maximum * unit;
-    part.total = hn::GetLane(hn::SumOfLanes(d, total));
+    for (int i = 1; i < kTogether; ++i) total[0] = hn::Add(total[0], total[i]);
+    part.total = hn::GetLane(hn::SumOfLanes(d, total[0]));
     part.weighted = hn::GetLane(hn::SumOfLanes(d, weighted)) * std::numbers::ln2;
+  }
+
+  float largest_of(const float* row) const {
+    const D d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    V a = hn::LoadU(d, row), b = a;
+    for (std::int64_t j = 0; j < columns_; j += 2 * lanes) {
+      a = hn::Max(a, hn::LoadU(d, row + j));
+      b = hn::Max(b, hn::LoadU(d, row + j + lanes));
+    }
+    return largest_lane(hn::Max(a, b));
   }
 
   // Mean and deviation of the visible scores of a row: the mean first, then the squares around it.
@@ -232,73 +280,53 @@ class DecodeChunk {
     sums.deviation = std::max(second - left * left / count, 0.0) * unit * unit;
   }
 
-  template <class T>
-  bool finite(const Rows& values, std::int64_t keys) const {
-    const std::int64_t size = problem_.value_size;
-    const auto* row = reinterpret_cast<const T*>(values.data);
-    if constexpr (std::is_same_v<T, f16>) {
-      std::uint16_t worst = 0;
-      for (std::int64_t j = 0; j < keys; ++j, row += values.stride) {
-        for (std::int64_t i = 0; i < size; ++i) {
-          worst = std::max<std::uint16_t>(worst, row[i].bits & 0x7c00);
-        }
-      }
-      return worst < 0x7c00;
-    } else if constexpr (!std::is_same_v<T, std::int8_t>) {
-      for (std::int64_t j = 0; j < keys; ++j, row += values.stride) {
-        if (!all_finite(row, size)) return false;
-      }
-    }
-    return true;
-  }
-
   bool weights_finite() const {
     for (std::int64_t r = 0; r < rows_; ++r) {
-      if (!all_finite(scores_.get() + r * kChunkKeys, columns_)) return false;
+      if (!all_finite(scores_.get() + r * kStride, columns_)) return false;
     }
     return true;
   }
 
-  // False where a value is not finite, and the sums mean nothing.
+  // False where the sums mean nothing for a value that is not finite: any makes a sum of every row
+  // infinite or NaN, whatever its weight. The values need no look of their own, which would be the
+  // one that waits for memory.
   template <class T>
   bool multiply_values(const Rows& values) {
+    const std::int64_t size = problem_.value_size;
     if constexpr (std::is_same_v<T, std::int8_t>) {
       if (job_.bytes != nullptr && weights_finite()) {
-        job_.bytes->values({scores_.get(), kChunkKeys, rows_},
-                           bytes_of(values, problem_.value_size), job_.values, problem_.value_size);
+        job_.bytes->values({scores_.get(), kStride, rows_}, bytes_of(values, size), result_.values,
+                           size);
         return true;
       }
     }
     if (job_.engine != nullptr) {
-      const bool whole = finite<T>(values, keys_);
-      if (whole) sum_narrow(values);
-      return whole;
+      sum_narrow(values);
+      return all_finite(result_.values, rows_ * size);
     }
     for (std::int64_t j = 0; j < keys_; j += kKeysInCache) {
-      const std::int64_t count = std::min(kKeysInCache, keys_ - j);
-      const Rows block = values.from(j);
-      if (!finite<T>(block, count)) return false;
       with_rows(rows_, [&](auto rows) {
-        sum_values<decltype(rows)::value, T>(scores_.get() + j, kChunkKeys, block, count,
-                                             problem_.value_size, job_.values, j > 0);
+        sum_values<decltype(rows)::value, T>(scores_.get() + j, kStride, values.from(j),
+                                             std::min(kKeysInCache, keys_ - j), size,
+                                             result_.values, j > 0);
       });
     }
-    return true;
+    return all_finite(result_.values, rows_ * size);
   }
 
   template <class T>
   void add_non_finite(const Rows& values) {
     const std::int64_t size = problem_.value_size;
     for (std::int64_t g = 0; g < problem_.group(); ++g) {
-      HeadScorer parts(*this, job_.key_head * problem_.group() + g);
+      ScoreRows& scorer = heads_[g]->scorer;
       for (std::int64_t j = 0; j < keys_; ++j) {
         const auto* value = reinterpret_cast<const T*>(values.row(j));
         for (std::int64_t i = 0; i < sequence_.q_rows; ++i) {
-          if (!parts.scorer.sees(i, j)) continue;
+          if (!scorer.sees(i, j)) continue;
           const std::int64_t r = g * sequence_.q_rows + i;
           for (std::int64_t c = 0; c < size; ++c) {
             const auto x = static_cast<float>(value[c]);
-            if (!std::isfinite(x)) job_.values[r * size + c] += scores_[r * kChunkKeys + j] * x;
+            if (!std::isfinite(x)) result_.values[r * size + c] += scores_[r * kStride + j] * x;
           }
         }
       }
@@ -309,12 +337,11 @@ class DecodeChunk {
     const std::int64_t size = problem_.value_size, stride = round_up(size, 16);
     const Scratch<float> sums(even_rows_ * stride);
     std::fill_n(sums.get(), even_rows_ * stride, 0.0f);
-    if (even_rows_ != rows_) std::fill_n(narrow_.get() + rows_ * kChunkKeys, columns_, bf16());
-    job_.engine->values({narrow_.get(), kChunkKeys, rows_ == 1 ? 1 : even_rows_},
+    job_.engine->values({narrow_.get(), kStride, rows_ == 1 ? 1 : even_rows_},
                         {reinterpret_cast<const bf16*>(values.data), values.stride, keys_, size},
                         sums.get(), stride);
     for (std::int64_t r = 0; r < rows_; ++r) {
-      std::copy_n(sums.get() + r * stride, size, job_.values + r * size);
+      std::copy_n(sums.get() + r * stride, size, result_.values + r * size);
     }
   }
 
@@ -322,13 +349,17 @@ class DecodeChunk {
   const AttentionProblem& problem_;
   const AttentionSequence& sequence_;
   std::int64_t rows_, even_rows_, q_stride_;
-  std::int64_t first_, keys_, columns_;
-  Scratch<float> scores_;
-  Scratch<bf16> narrow_;
+  Scratch<float> scores_, queries_;  // queries of one of two kinds
+  Scratch<bf16> narrow_, narrow_queries_;
+  bool queries_finite_ = false;
   std::vector<std::int64_t> query_rows_;
+  std::vector<std::unique_ptr<HeadScorer>> heads_;
+  // of the chunk at hand
+  std::int64_t first_ = 0, keys_ = 0, columns_ = 0;
+  DecodeResult result_{};
 };
 
-void run_decode_chunk_target(const DecodeJob& job) { DecodeChunk(job).run(); }
+void run_decode_chunks_target(const DecodeJob& job) { DecodeChunks(job).run(); }
 
 void store_decoded_row_target(const float* from, std::int64_t count, const Rows& to,
                               std::int64_t row) {
@@ -341,10 +372,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace qkv::cpu {
 
-HWY_EXPORT(run_decode_chunk_target);
+HWY_EXPORT(run_decode_chunks_target);
 HWY_EXPORT(store_decoded_row_target);
 
-void run_decode_chunk(const DecodeJob& job) { HWY_DYNAMIC_DISPATCH(run_decode_chunk_target)(job); }
+void run_decode_chunks(const DecodeJob& job) {
+  HWY_DYNAMIC_DISPATCH(run_decode_chunks_target)(job);
+}
 
 void store_decoded_row(const float* from, std::int64_t count, const Rows& to, std::int64_t row) {
   HWY_DYNAMIC_DISPATCH(store_decoded_row_target)(from, count, to, row);

@@ -1,6 +1,7 @@
-// One chunk of keys of a decode: the part that is compiled per SIMD target.
+// Chunks of keys of a decode: the part that is compiled per SIMD target.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/attention_problem.h"
@@ -11,8 +12,17 @@
 
 namespace qkv::cpu {
 
-// Enough keys for the sums over them to be long, few enough to stay in a core's cache.
-inline constexpr std::int64_t kChunkKeys = 256;
+// Keys of a chunk. The more, the less often work begins anew; but a machine of many cores should
+// find a chunk for each. Neither threads nor the rest of a batch count, so that no bit depends on
+// them.
+inline constexpr std::int64_t kFewestChunkKeys = 256, kMostChunkKeys = 1024;
+inline std::int64_t chunk_keys(const AttentionProblem& problem, const AttentionSequence& s) {
+  constexpr std::int64_t kEnough = 32;  // chunks of a sequence
+  const std::int64_t keys = problem.key_heads * s.k_visible / kEnough;
+  std::int64_t chunk = kMostChunkKeys;
+  while (chunk > std::max(keys, kFewestChunkKeys)) chunk /= 2;
+  return chunk;
+}
 inline constexpr std::int64_t kMostRows = DecodeEngine::kMostRows;
 
 // What a chunk found out about a row besides its sums of p v, all relative to its own maximum.
@@ -23,16 +33,29 @@ struct RowPart {
   std::int64_t top = -1;
 };
 
-// The rows of one key head: all queries of all heads of its group.
+// Where a chunk puts what it found, and the chunks after it.
+struct DecodeResult {
+  float* values;   // [rows][Dv]: sums of p v
+  RowPart* parts;  // [rows]
+  float* weights;  // [rows][kMostChunkKeys], or null
+
+  DecodeResult from_row(std::int64_t row, std::int64_t value_size) const {
+    return {values + row * value_size, parts + row,
+            weights == nullptr ? nullptr : weights + row * kMostChunkKeys};
+  }
+};
+
+// The rows of one key head (all queries of all heads of its group) against some of its chunks, one
+// after the other: what is asked for ahead of one is then what the next reads.
 struct DecodeJob {
   const AttentionProblem& problem;
   const DecodeEngine* engine;  // for bf16, or null
   const Int8Decode* bytes;     // for int8, or null
   bool collect;                // statistics
-  std::int64_t sequence, key_head, chunk;
-  float* values;   // [rows][Dv]: sums of p v
-  RowPart* parts;  // [rows]
-  float* weights;  // [rows][kChunkKeys], or null
+  std::int64_t sequence, key_head;
+  std::int64_t first, last;  // chunks
+  DecodeResult result;       // of the first; that of the next begins result_rows further
+  std::int64_t result_rows;
 };
 
 // Some neighbouring keys of a sequence.
@@ -44,7 +67,7 @@ struct KeyRun {
 Rows key_rows(const AttentionProblem& problem, const Tensor& x, const KeyRun& run,
               Scratch<std::byte>& room);
 
-void run_decode_chunk(const DecodeJob& job);
+void run_decode_chunks(const DecodeJob& job);
 // Row `row` of a tensor = f32 values rounded to its dtype.
 void store_decoded_row(const float* from, std::int64_t count, const Rows& to, std::int64_t row);
 

@@ -7,10 +7,12 @@
 #define QKV_CPU_DECODE_PRODUCTS_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
 #include "cpu/gemm_tile-inl.h"
+#include "cpu/prefetch.h"
 #include "cpu/rows-inl.h"
 #include "hwy/highway.h"
 
@@ -145,7 +147,51 @@ void score_keys(const float* q, std::int64_t q_stride, const Rows& keys, std::in
 
 // Values are summed over so many keys for all their columns: a line read for some columns is still
 // in the first-level cache for the next.
-inline constexpr std::int64_t kKeysInCache = 32;
+inline constexpr std::int64_t kKeysInCache = 16;
+
+#if HWY_TARGET == HWY_NEON
+
+// As sum_values, for a multiple of four keys: four weights of a row are one vector, whose lanes
+// multiply. Returns the columns it did, all but those that fill no block of kVectors.
+template <int kRows, class T>
+std::int64_t sum_values_by_lanes(const float* p, std::int64_t stride, const Rows& values,
+                                 std::int64_t count, std::int64_t size, float* sums, bool add) {
+  constexpr int kVectors = kRows <= 2 ? 8 : 4;
+  constexpr int kLines = std::max<int>(1, 4 * (4 * kVectors * sizeof(T)) / 64);  // of four rows
+  constexpr std::int64_t kSize = sizeof(T);
+  const auto* value = reinterpret_cast<const T*>(values.data);
+  RowsAhead next(value + count * values.stride, values.stride * kSize, size * kSize);
+  std::int64_t c = 0;
+  for (; c + 4 * kVectors <= size; c += 4 * kVectors) {
+    float32x4_t sum[kRows][kVectors];
+    float* to = sums + c;
+    unrolled<kRows>([&](auto i) HWY_ATTR {
+      unrolled<kVectors>([&](auto v) HWY_ATTR {
+        sum[i][v] = add ? vld1q_f32(to + i * size + 4 * v) : vdupq_n_f32(0);
+      });
+    });
+    const T* row = value + c;
+    for (std::int64_t j = 0; j < count; j += 4) {
+      next.ask<kLines>();
+      float32x4_t weight[kRows];
+      unrolled<kRows>([&](auto i) HWY_ATTR { weight[i] = vld1q_f32(p + i * stride + j); });
+      unrolled<4>([&](auto lane) HWY_ATTR {
+        unrolled<kVectors>([&](auto v) HWY_ATTR {
+          const float32x4_t x = load_wide(row + 4 * v).raw;
+          unrolled<kRows>(
+              [&](auto i) HWY_ATTR { sum[i][v] = vfmaq_laneq_f32(sum[i][v], x, weight[i], lane); });
+        });
+        row += values.stride;
+      });
+    }
+    unrolled<kRows>([&](auto i) HWY_ATTR {
+      unrolled<kVectors>([&](auto v) HWY_ATTR { vst1q_f32(to + i * size + 4 * v, sum[i][v]); });
+    });
+  }
+  return c;
+}
+
+#endif
 
 // sums[i][..] (+)= sum over j of p[i][j] v[j][..], a few vectors of columns at a time.
 template <int kRows, class T>
@@ -157,6 +203,13 @@ void sum_values(const float* p, std::int64_t stride, const Rows& values, std::in
   constexpr int kVectors = kRows > 4 ? 2 : 4;
   const auto* value = reinterpret_cast<const T*>(values.data);
   std::int64_t c = 0;
+#if HWY_TARGET == HWY_NEON
+  if constexpr (kRows <= 4) {
+    if (count % 4 == 0) {
+      c = sum_values_by_lanes<kRows, T>(p, stride, values, count, size, sums, add);
+    }
+  }
+#endif
   for (; c + kVectors * lanes <= size; c += kVectors * lanes) {
     V sum[kRows][kVectors];
     HWY_UNROLL(8)

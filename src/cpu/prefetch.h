@@ -16,6 +16,30 @@ inline void prefetch_later(const void* from, std::int64_t begin, std::int64_t en
   for (std::int64_t i = begin / 64 * 64; i < end; i += 64) __builtin_prefetch(bytes + i, 0, 2);
 }
 
+// Rows that are read next, asked for line by line in the order in which they lie, some with each
+// step of the work on those before: other orders are slower than asking for nothing.
+class RowsAhead {
+ public:
+  // Rows of `width` bytes, `stride` bytes apart.
+  RowsAhead(const void* first, std::int64_t stride, std::int64_t width)
+      : row_(static_cast<const std::byte*>(first)), stride_(stride), width_(width) {}
+
+  template <int kLines>
+  [[gnu::always_inline]] void ask() {
+    for (int i = 0; i < kLines; ++i) {
+      __builtin_prefetch(row_ + at_);
+      at_ += 64;
+      const bool ends = at_ >= width_;
+      row_ += ends ? stride_ : 0;
+      at_ = ends ? 0 : at_;
+    }
+  }
+
+ private:
+  const std::byte* row_;
+  std::int64_t stride_, width_, at_ = 0;
+};
+
 // `bytes` of each row, `stride` bytes apart, to be written soon.
 inline void prefetch_to_write(const void* first, std::int64_t stride, std::int64_t rows,
                               std::int64_t bytes) {

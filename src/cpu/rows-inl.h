@@ -102,6 +102,24 @@ HWY_INLINE void store_bf16(V x, bf16* to) {
              reinterpret_cast<std::uint16_t*>(to));
 }
 
+// Two vectors of weights: adding half a unit in the last place and taking the upper halves rounds
+// to nearest, ties away from 0. A NaN may be lost; whoever uses weights has their sum besides.
+template <class V>
+HWY_INLINE void store_narrow(V low, V high, bf16* to) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  const auto half = hn::Set(du, 0x8000u);
+  const auto a = hn::Add(hn::BitCast(du, low), half), b = hn::Add(hn::BitCast(du, high), half);
+#if HWY_TARGET == HWY_SCALAR
+  to[0].bits = static_cast<std::uint16_t>(hn::GetLane(a) >> 16);
+  to[1].bits = static_cast<std::uint16_t>(hn::GetLane(b) >> 16);
+#else
+  const hn::Repartition<std::uint16_t, decltype(d)> d16;
+  hn::StoreU(hn::ConcatOdd(d16, hn::BitCast(d16, b), hn::BitCast(d16, a)), d16,
+             reinterpret_cast<std::uint16_t*>(to));
+#endif
+}
+
 // Row r of the tensor = f32 values rounded to its dtype.
 inline void store_row(const float* from, std::int64_t count, const Rows& to, std::int64_t r) {
   std::byte* row = to.row(r);

@@ -469,22 +469,6 @@ class SoftmaxRows {
     }
   }
 
-  // Two vectors of weights as bf16: adding half a unit in the last place and taking the upper
-  // halves rounds to nearest.
-  static HWY_INLINE void store_narrow(V low, V high, bf16* to) {
-    const hn::RebindToUnsigned<D> du;
-    const auto half = hn::Set(du, 0x8000u);
-    const auto a = hn::Add(hn::BitCast(du, low), half), b = hn::Add(hn::BitCast(du, high), half);
-#if HWY_TARGET == HWY_SCALAR
-    to[0].bits = static_cast<std::uint16_t>(hn::GetLane(a) >> 16);
-    to[1].bits = static_cast<std::uint16_t>(hn::GetLane(b) >> 16);
-#else
-    const hn::Repartition<std::uint16_t, D> d16;
-    hn::StoreU(hn::ConcatOdd(d16, hn::BitCast(d16, b), hn::BitCast(d16, a)), d16,
-               reinterpret_cast<std::uint16_t*>(to));
-#endif
-  }
-
   void rescale(float* sums, std::int64_t stride) const {
     const D d;
     const std::int64_t columns = round_up(job_.problem.value_size, job_.engine.column_multiple);
