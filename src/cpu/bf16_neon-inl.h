@@ -34,6 +34,13 @@ QKV_INLINE Cell zero() { return vreinterpretq_bf16_u16(vdupq_n_u16(0)); }
 QKV_INLINE Cell load(const bf16* x) { return vreinterpretq_bf16_u16(vld1q_u16(&x->bits)); }
 QKV_INLINE void store(bf16* x, Cell cell) { vst1q_u16(&x->bits, vreinterpretq_u16_bf16(cell)); }
 
+// Four elements, twice.
+QKV_INLINE Cell load_twice(const bf16* x) {
+  std::uint64_t four;
+  std::memcpy(&four, x, sizeof four);
+  return vreinterpretq_bf16_u64(vld1q_dup_u64(&four));
+}
+
 // The first `count` of 8 elements and zeros; nothing past them is read.
 QKV_INLINE Cell load(const bf16* x, std::int64_t count) {
   bf16 part[8];

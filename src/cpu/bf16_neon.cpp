@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "cpu/bf16_neon-inl.h"
+#include "cpu/scratch.h"
 
 namespace qkv::cpu {
 namespace bf16_neon {
@@ -63,6 +64,38 @@ constexpr Block kWideBlocks[kMostPairs] = {multiply_block<1, 4>, multiply_block<
                                            multiply_block<3, 2>};
 constexpr std::int64_t kWidePanels[kMostPairs] = {4, 2, 2, 0, 0, 0};
 
+// One row, read where it lies: each four elements stand in both halves of a cell. Its sums land in
+// the row after it, too.
+template <int kPanels>
+void multiply_row(const bf16* a, const bf16* b, std::int64_t panel, std::int64_t depth, float* c,
+                  std::int64_t c_stride, bool add) {
+  Sums sum[kPanels][1][4] = {};
+  for (std::int64_t k = 0; k < depth; k += 4, b += 32) {
+    const Cell x = load_twice(a + k);
+    unrolled<kPanels>([&](auto p) {
+      const bf16* cells = b + p * panel;
+      unrolled<4>(
+          [&](auto j) { sum[p][0][j] = vbfmmlaq_f32(sum[p][0][j], x, load(cells + 8 * j)); });
+    });
+  }
+  unrolled<kPanels>([&](auto p) {
+    float* to = c + p * kColumns;
+    add ? put_block<true>(to, c_stride, sum[p]) : put_block<false>(to, c_stride, sum[p]);
+  });
+}
+
+void multiply_row(const bf16* a, const bf16* b, std::int64_t panel, const TileExtents& size,
+                  float* c, std::int64_t c_stride, bool add) {
+  constexpr int kPanels = 4;
+  std::int64_t j = 0;
+  for (; j + kPanels * kColumns <= size.columns; j += kPanels * kColumns, b += kPanels * panel) {
+    multiply_row<kPanels>(a, b, panel, size.depth, c + j, c_stride, add);
+  }
+  for (; j < size.columns; j += kColumns, b += panel) {
+    multiply_row<1>(a, b, panel, size.depth, c + j, c_stride, add);
+  }
+}
+
 // A [2 pairs, depth] as cells by all columns of B.
 void multiply_cells(const bf16* cells, std::int64_t pairs, const bf16* b, std::int64_t panel,
                     const TileExtents& size, float* c, std::int64_t c_stride, bool add) {
@@ -81,9 +114,14 @@ void multiply(const LeftOperand& a, const PackedOperand& b, float* c, std::int64
               const TileExtents& size, bool accumulate) {
   const auto* panels = static_cast<const bf16*>(b.data);
   const std::int64_t depth = round_up8(size.depth), panel = kColumns * round_up8(b.depth);
+  if (size.rows == 1) {
+    return multiply_row(static_cast<const bf16*>(a.data), panels, panel, {1, size.columns, depth},
+                        c, c_stride, accumulate);
+  }
   const std::int64_t pairs = (size.rows + 1) / 2;
   const std::int64_t blocks = (pairs + kMostPairs - 1) / kMostPairs;
-  bf16 cells[2 * kMostPairs * kDepthAtOnce];
+  Room<bf16, 2 * kMostPairs * kDepthAtOnce> room;
+  bf16* cells = room.get();
   std::int64_t done = 0;
   for (std::int64_t block = 0; block < blocks; ++block) {  // as even as can be: 16 = 6 + 5 + 5
     const std::int64_t count = (pairs - done + blocks - block - 1) / (blocks - block);

@@ -8,6 +8,7 @@
 #include "cpu/attention_engine.h"
 #include "cpu/bf16_neon-inl.h"
 #include "cpu/prefetch.h"
+#include "cpu/scratch.h"
 
 namespace qkv::cpu {
 namespace bf16_neon {
@@ -21,19 +22,23 @@ constexpr std::int64_t kBlocksAhead = 2;
 constexpr std::int64_t kKeysInCache = 64;  // of values: rows walked column by column
 
 // Up to eight rows, copied to where all eight and a multiple of 8 columns are, zeros for the rest.
-struct Padded {
-  bf16 data[kKeysAtOnce * DecodeEngine::kMostDepth];
+class Padded {
+ public:
+  const bf16* data() { return room_.get(); }
 
   Right copy(const Right& x, std::int64_t first) {
     const std::int64_t width = (x.columns + 7) / 8 * 8;
-    bf16* to = data;
+    bf16* to = room_.get();
     for (std::int64_t r = 0; r < kKeysAtOnce; ++r, to += width) {
       const bool present = first + r < x.rows;
       if (present) std::copy_n(x.data + (first + r) * x.stride, x.columns, to);
       std::fill(to + (present ? x.columns : 0), to + width, bf16());
     }
-    return {data, width, kKeysAtOnce, width};
+    return {room_.get(), width, kKeysAtOnce, width};
   }
+
+ private:
+  Room<bf16, kKeysAtOnce * DecodeEngine::kMostDepth> room_;
 };
 
 RowsAhead rows_ahead(const bf16* first, const Right& x) {
@@ -102,11 +107,11 @@ void scores(const Left& q, const Right& keys, float* c, std::int64_t c_stride) {
   constexpr decltype(&score_row) kBlocks[] = {score_row, score_block<1>, score_block<2>,
                                               score_block<3>, score_block<4>};
   const auto block = kBlocks[q.rows / 2 + (q.rows > 1 && q.rows % 2 == 1)];
-  bf16 cells[DecodeEngine::kMostRows * DecodeEngine::kMostDepth];
+  Room<bf16, DecodeEngine::kMostRows * DecodeEngine::kMostDepth> cells;
   const bf16* a = q.data;
   if (q.rows > 1) {
-    pack_rows(q, (keys.columns + 7) / 8 * 8, cells);
-    a = cells;
+    pack_rows(q, (keys.columns + 7) / 8 * 8, cells.get());
+    a = cells.get();
   }
   std::int64_t j = 0;
   if (keys.columns % 8 == 0) {
@@ -116,7 +121,7 @@ void scores(const Left& q, const Right& keys, float* c, std::int64_t c_stride) {
   }
   Padded padded;
   for (; j < keys.rows; j += kKeysAtOnce) {
-    block(a, padded.data, padded.copy(keys, j), c + j, c_stride);
+    block(a, padded.data(), padded.copy(keys, j), c + j, c_stride);
   }
 }
 
@@ -189,7 +194,8 @@ void values_by_rows(const Left& p, const Right& x, float* c, std::int64_t c_stri
 template <int kPairs>
 void values_by_pairs(const Left& p, const Right& x, float* c, std::int64_t c_stride) {
   constexpr int kVectors = kPairs == 2 ? 2 : 1;
-  bf16 cells[2 * kPairs * kKeysInCache];
+  Room<bf16, 2 * kPairs * kKeysInCache> room;
+  bf16* cells = room.get();
   pack_rows(p, x.rows, cells);
   RowsAhead next = rows_ahead(x.data + x.rows * x.stride, x);
   std::int64_t j = 0;

@@ -65,7 +65,8 @@ inline void load_block(const Rows& from, const TileExtents& size, float* to,
 }
 
 inline void round_rows(float* x, std::int64_t stride, std::int64_t rows, std::int64_t columns) {
-  bf16 rounded[kDepthBlock];
+  Room<bf16, kDepthBlock> room;
+  bf16* rounded = room.get();
   for (std::int64_t r = 0; r < rows; ++r, x += stride) {
     store_row(x, columns, {reinterpret_cast<std::byte*>(rounded), DType::bf16, 0, 1}, 0);
     load_row(rounded, 1, columns, x);

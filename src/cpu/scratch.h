@@ -41,4 +41,17 @@ class Scratch {
   std::unique_ptr<T[], Release> data_;
 };
 
+// The same on the stack, where an array of bf16 would be cleared each time.
+template <class T, std::int64_t kCount>
+class Room {
+ public:
+  Room() {}  // NOLINT(modernize-use-equals-default): a default would be deleted
+  T* get() { return data_; }
+
+ private:
+  union {
+    T data_[static_cast<std::size_t>(kCount)];
+  };
+};
+
 }  // namespace qkv::cpu
