@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t kColumns = 8, kDepth = 8;
 constexpr std::int64_t kMostPairs = 6;
-constexpr std::int64_t kDepthAtOnce = 512;  // a block of packed A takes 12 KiB of the stack
+constexpr std::int64_t kDepthAtOnce = 768;  // a block of packed A takes 18 KiB of the stack
 
 constexpr std::int64_t round_up8(std::int64_t n) { return (n + 7) / 8 * 8; }
 

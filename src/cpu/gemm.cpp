@@ -93,7 +93,7 @@ Plan make_plan(const Product& p, std::int64_t rows) {
   const double work = static_cast<double>(rows) * static_cast<double>(p.n) *
                       static_cast<double>(std::max<std::int64_t>(p.k, 16));
   const std::int64_t wanted =
-      threads == 1 ? 1 : std::min<std::int64_t>(4 * threads, 1 + std::llround(work / kTaskWork));
+      threads == 1 ? 1 : std::min<std::int64_t>(2 * threads, 1 + std::llround(work / kTaskWork));
   Plan plan{};
   if (rows <= kFewRows && p.packed != nullptr) {  // B streams by, panel after panel
     const std::int64_t least = p.engine.stream_columns;

@@ -65,9 +65,11 @@ GemmEngine gemm_engine(DType dtype) {
   } else if (native == avx512_bf16_engine()) {  // 8 x 48 sums
     engine.native_rows = 64;
     engine.native_columns = engine.stream_columns = 48;
-  } else {  // BFMMLA rearranges A on the way: once for many columns
-    engine.native_rows = 48;
-    engine.native_columns = engine.most_columns;
+  } else {                     // BFMMLA rearranges A on the way: once for many columns
+    engine.depth_block = 768;  // 18 KiB of A and 12 of a panel: half of a first-level cache
+    engine.left_stride = engine.depth_block + 32;
+    engine.native_rows = 96;
+    engine.native_columns = 192;
     engine.stream_columns = 32;  // four panels
   }
   return engine;

@@ -25,8 +25,8 @@ HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A panel of B of this depth is half of a first-level cache (AVX-512: 32 of 48 KiB).
-inline constexpr int kDepthBlock = 256;
+// A panel of B of this depth is half of a first-level cache (AVX-512: 32 of 48 KiB; Arm: 36 of 64).
+inline constexpr int kDepthBlock = HWY_TARGET == HWY_NEON ? 384 : 256;
 // The stride of A. A constant, so that rows are displacements of one pointer; odd in cache lines,
 // so that rows do not share sets. Rows that are turned lie together, and all of A is one stream.
 inline constexpr int kLeftStride = kDepthBlock + (HWY_TARGET == HWY_NEON ? 0 : 16);
@@ -36,7 +36,7 @@ inline constexpr int kLeftStride = kDepthBlock + (HWY_TARGET == HWY_NEON ? 0 : 1
 #if HWY_TARGET == HWY_AVX3
 inline constexpr int kMostRows = 12, kVectors = 2, kLanes = 16;  // 24 + 2 + 1 of 32
 #elif HWY_TARGET == HWY_NEON
-inline constexpr int kMostRows = 4, kVectors = 4, kLanes = 4;  // 16 + 4 + 1 of 32
+inline constexpr int kMostRows = 4, kVectors = 6, kLanes = 4;  // 24 + 1 + 1 of 32
 #elif HWY_TARGET == HWY_AVX2
 inline constexpr int kMostRows = 6, kVectors = 2, kLanes = 8;  // 12 + 2 + 1 of 16
 #elif HWY_TARGET == HWY_SCALAR
