@@ -119,6 +119,10 @@ struct AttentionOptions {
   Tensor pages{};
   Statistics statistics = Statistics::none;
   bool deterministic = true;
+  // f32 on a GPU: products may round what they multiply to TF32 (10 bits of mantissa), which makes
+  // them an order of magnitude faster. Permission, not an order: where there is no such kernel, for
+  // the device or for the call, attention is exact. attention_kernels tells.
+  bool tf32 = false;
 };
 
 // Undefined where not asked for. Packed sequences have [H, T] for [B, H, Sq].

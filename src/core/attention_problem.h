@@ -47,6 +47,7 @@ struct AttentionProblem {
   std::int64_t max_distance = 128;
   Tensor sinks;  // f32 [H] contiguous, or undefined
   bool deterministic = true;
+  bool tf32 = false;  // f32 products may round what they multiply to TF32
 
   std::int64_t group() const { return heads / key_heads; }
   bool has_global() const { return global_positions.defined() || global_first > 0; }

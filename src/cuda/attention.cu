@@ -4,6 +4,7 @@
 #include "cuda/attention_hopper.h"
 #include "cuda/attention_short.h"
 #include "cuda/attention_statistics.h"
+#include "cuda/attention_tf32.h"
 
 #include <cstring>
 #include <limits>
@@ -116,6 +117,12 @@ AttentionProblem with_lengths_read(const AttentionProblem& p) {
   return read;
 }
 
+// Whether the kernels that round to TF32 are asked for and can do it.
+template <class Tensors>
+bool runs_in_tf32(const AttentionProblem& p, const Tensors& tensors) {
+  return p.tf32 && why_not_tf32(p, tensors).empty();
+}
+
 // Arrays of one float per row, out of one allocation.
 struct RowArrays {
   Tensor memory;
@@ -153,6 +160,10 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
   cuda::PreparedJob prepared = cuda::prepare(*this, p);
   const cuda::AttentionJob& job = prepared.job;
   if (is_short) return cuda::short_forward(job, prepared.grid, out, stream());
+  if (cuda::runs_in_tf32(p, out)) {
+    return cuda::tf32_forward(job, prepared.grid, cuda::rows_of(out.out),
+                              cuda::pointer<float>(out.lse), stream());
+  }
   const bool has_statistics = cuda::watches_scores(wanted) || wanted.received.defined();
   cuda::RowStatistics rows;
   cuda::RowArrays arrays(*this, has_statistics ? out.lse.numel() : 0, 8);
@@ -192,7 +203,7 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
     faster = cuda::hopper_backward(*this, p, t);
     prepared.job.only_if = faster.served;
   }
-  const cuda::AttentionJob& job = prepared.job;
+  cuda::AttentionJob& job = prepared.job;
   cuda::BackwardTensors tensors;
   tensors.dout = cuda::rows_of(t.dout);
   tensors.out = cuda::rows_of(t.out);
@@ -208,6 +219,14 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
   }
   cuda::RowArrays arrays(*this, t.lse.numel(), 5);
   cuda::BackwardRows rows{arrays.next(), arrays.next(), arrays.next()};
+  Tensor failed;
+  if (!is_short && cuda::runs_in_tf32(p, t)) {
+    failed = scratch<std::uint32_t>(1);
+    const cuda::Tf32Backward x{tensors, rows, arrays.next(),
+                               static_cast<std::uint32_t*>(failed.raw())};
+    cuda::tf32_backward(job, prepared.grid, x, stream());
+    job.only_if = x.failed;  // of the general kernels behind it
+  }
   if (t.dentropy.defined()) {
     rows.dentropy = arrays.next();
     rows.expected = arrays.next();
@@ -234,19 +253,24 @@ AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,
   if (options.statistics != Statistics::none) results.statistics.max_logit = p.q;
   const bool short_forward = cuda::why_not_short(p, results).empty();
   const bool short_backward = cuda::why_not_short(p, AttentionBackward()).empty();
+  const bool in_tf32 = p.tf32 && p.q.dtype() == DType::f32;
   // Parts of a call with global positions go where calls without go.
   const auto forward = [&]() -> std::string {
     if (p.key_lengths.defined() && cuda::decodes(p, results)) return "decode";
     if (short_forward) return "short";
     if (cuda::why_not_split(p, results).empty()) return "in parts";
-    const std::string reason = cuda::why_not_hopper(p, results);
-    return reason.empty() ? cuda::hopper_kernel(p, results) : "general: " + reason;
+    std::string reason = cuda::why_not_hopper(p, results);
+    if (reason.empty()) return cuda::hopper_kernel(p, results);
+    if (in_tf32) reason = cuda::why_not_tf32(p, results);
+    return reason.empty() ? "tf32" : "general: " + reason;
   };
   const auto backward = [&]() -> std::string {
     if (short_backward) return "short";
     if (cuda::why_not_split(p, AttentionBackward()).empty()) return "in parts";
-    const std::string reason = cuda::why_not_hopper(p, AttentionBackward());
-    return reason.empty() ? "sm90" : "general: " + reason;
+    std::string reason = cuda::why_not_hopper(p, AttentionBackward());
+    if (reason.empty()) return "sm90";
+    if (in_tf32) reason = cuda::why_not_tf32(p, AttentionBackward());
+    return reason.empty() ? "tf32" : "general: " + reason;
   };
   return {forward(), backward()};
 }

@@ -263,6 +263,7 @@ AttentionProblem check_attention(const char* op, const Tensor& q, const Tensor& 
   problem.dropout = options.dropout;
   problem.seed = options.seed;
   problem.deterministic = options.deterministic;
+  problem.tf32 = options.tf32;
   problem.causal = mask.causal_part;
   problem.left = mask.left;
   problem.right = mask.right;

@@ -1,0 +1,81 @@
+// What the forward and backward kernels in TF32 share.
+#pragma once
+
+#include "cuda/attention_job.cuh"
+#include "cuda/attention_tf32.h"
+#include "cuda/tile/launch.cuh"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/softmax.cuh"
+#include "cuda/tile/tf32.cuh"
+
+namespace qkv::cuda {
+
+// Heads are padded with zeros to 32, 64, 96 or 128.
+template <class F>
+auto dispatch_tf32_size(std::int64_t size, F&& f) {
+  if (size <= 32) return f.template operator()<32>();
+  if (size <= 64) return f.template operator()<64>();
+  if (size <= 96) return f.template operator()<96>();
+  return f.template operator()<128>();
+}
+
+// Blocks are begun in the order of their numbers. Several heads are worked on together, their first
+// tiles before their second, so that the longest come first: as many as have keys and values (for
+// dk and dv: queries and dout) that fit half of L2, and no fewer than give every multiprocessor
+// kRounds tiles.
+struct WorkOrder {
+  static constexpr int kRounds = 4;
+  int tiles, pairs, at_once;  // of a head; heads of all sequences; and how many of them together
+
+  WorkOrder(const AttentionJob& job, const AttentionGrid& grid, unsigned tiles_each, int heads,
+            std::int64_t rows_read)
+      : tiles(static_cast<int>(tiles_each)), pairs(heads * static_cast<int>(grid.sequences)) {
+    int device = 0, cache = 0;
+    check_cuda(cudaGetDevice(&device), "attention");
+    check_cuda(cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, device), "attention");
+    const std::int64_t bytes = rows_read * (job.head_size + job.value_size) * sizeof(float);
+    const std::int64_t fit = cache / 2 / std::max<std::int64_t>(1, bytes);
+    const std::int64_t fill = kRounds * multiprocessors() / tiles + 1;
+    at_once = static_cast<int>(std::min<std::int64_t>(std::max(fit, fill), pairs));
+  }
+  unsigned blocks() const { return static_cast<unsigned>(tiles) * static_cast<unsigned>(pairs); }
+};
+struct Place {
+  int pair, tile;
+
+  __device__ explicit Place(const WorkOrder& order) {
+    const auto block = static_cast<int>(blockIdx.x);
+    const int before = block / (order.tiles * order.at_once) * order.at_once;
+    const int together = min(order.at_once, order.pairs - before);
+    const int within = block - before * order.tiles;
+    pair = before + within % together;
+    tile = within / together;
+  }
+};
+
+// Rows from s.q_seeing on see nothing, whatever this says.
+__device__ inline Sight sight_of(const AttentionJob& job, const Sequence& s) {
+  const auto side = [](std::int64_t keys) {
+    return keys < 0 ? kUnbounded : static_cast<int>(min(keys, std::int64_t{kUnbounded}));
+  };
+  return {side(job.left), job.causal ? 0 : side(job.right), static_cast<int>(s.offset),
+          min(s.k_rows, s.k_visible)};
+}
+
+__device__ inline bool meet(const KeyRange& a, int begin, int end) {
+  return a.begin < end && a.end > begin && a.begin < a.end;
+}
+__device__ inline bool contains(const KeyRange& a, int begin, int end) {
+  return a.begin <= begin && a.end >= end;
+}
+
+// The same in all lanes, and known to be.
+__device__ inline int warp_number() {
+  return __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
+}
+// Of the 16 rows of a block of accumulators, the lane's first (half 0) and second.
+__device__ inline int lane_row(int half) {
+  return static_cast<int>(threadIdx.x) % 32 / 4 + 8 * half;
+}
+
+}  // namespace qkv::cuda
