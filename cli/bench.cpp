@@ -102,6 +102,7 @@ AttentionOptions options_of(const BenchCase& bench) {
   AttentionOptions options;
   options.mask = bench.mask;
   options.statistics = bench.statistics;
+  options.tf32 = bench.tf32;
   return options;
 }
 
@@ -208,6 +209,7 @@ nlohmann::ordered_json report(const BenchOptions& options, const BenchResult& re
       {"mask", options.mask},
       {"backward", b.backward},
       {"statistics", b.statistics != Statistics::none},
+      {"tf32", b.tf32},
       {"device", options.common.device},
       {"target", options.common.device == "cpu" ? cpu_target() : "cuda"},
       {"kernel", b.backward ? result.kernels.backward : result.kernels.forward},
@@ -235,8 +237,9 @@ void print_text(const BenchOptions& options, const BenchResult& result) {
   fmt::print("attention {}  B {}  H {}  Hk {}  Sq {}  Sk {}  D {}  Dv {}\n",
              b.backward ? "backward" : "forward", b.batch, b.heads, b.key_heads, b.queries, b.keys,
              b.head_size, b.value_size);
-  fmt::print("{}, mask {}{}, ", to_string(b.dtype), options.mask,
-             options.statistics.empty() ? "" : ", statistics: " + options.statistics);
+  fmt::print("{}, mask {}{}{}, ", to_string(b.dtype), options.mask,
+             options.statistics.empty() ? "" : ", statistics: " + options.statistics,
+             b.tf32 ? ", tf32 allowed" : "");
   if (options.common.device == "cpu") {
     fmt::print("target {}, {} thread{}\n\n", cpu_target(), num_threads(),
                num_threads() == 1 ? "" : "s");
@@ -324,6 +327,8 @@ void add_bench(CLI::App& app, Job& job) {
   attention->add_flag("--backward", o->bench.backward, "Time the backward pass alone");
   attention->add_flag("--statistics{all}", o->statistics,
                       "Ask for all statistics, or for those named: --statistics=max_logit,entropy");
+  attention->add_flag("--tf32", o->bench.tf32,
+                      "Let products of f32 round what they multiply to TF32, on a GPU");
   add_target(*attention, o->target);
   attention->add_option("--repeat", o->repeat, "Timed runs (default: half a second's worth)")
       ->check(CLI::Range(1, 1000000));

@@ -15,6 +15,7 @@ struct BenchCase {
   Mask mask{};
   bool backward = false;
   Statistics statistics = Statistics::none;
+  bool tf32 = false;
 
   std::int64_t group() const { return heads / key_heads; }
   // Key position of query i: the last query stands at the last key.
