@@ -92,8 +92,10 @@ Plan make_plan(const Product& p, std::int64_t rows) {
   const std::int64_t threads = num_threads();
   const double work = static_cast<double>(rows) * static_cast<double>(p.n) *
                       static_cast<double>(std::max<std::int64_t>(p.k, 16));
-  const std::int64_t wanted =
-      threads == 1 ? 1 : std::min<std::int64_t>(2 * threads, 1 + std::llround(work / kTaskWork));
+  const std::int64_t wanted = threads == 1
+                                  ? 1
+                                  : std::min<std::int64_t>(p.engine.thread_tasks * threads,
+                                                           1 + std::llround(work / kTaskWork));
   Plan plan{};
   if (rows <= kFewRows && p.packed != nullptr) {  // B streams by, panel after panel
     const std::int64_t least = p.engine.stream_columns;

@@ -27,6 +27,7 @@ GemmEngine engine_f32() {
           .stream_columns = kMostStreams * kPanel,
           .stream_rows = kLongStreamRows,
           .narrow_rows = kNarrowRows,
+          .thread_tasks = HWY_TARGET == HWY_NEON ? 2 : 4,
           .pack_left = pack_left,
           .pack_right = pack_right,
           .widen = widen,

@@ -99,6 +99,7 @@ struct GemmEngine {
   std::int64_t stream_columns;  // at once when A has few rows, and B comes from memory
   std::int64_t stream_rows;     // up to these, the panels of stream_columns lie far apart
   std::int64_t narrow_rows;     // up to these, B may be 16 bits wide where operand is f32
+  std::int64_t thread_tasks;    // of a product: few are long streams, many are shared evenly
 
   void (*pack_left)(const Source& a, const Window& window, const LeftTarget& to);
   // The window's rows run along the depth. Columns up to the panel's end become 0.
