@@ -13,6 +13,7 @@
 #include "cpu/gemm_engine.h"
 #include "cpu/gemm_kernel-inl.h"
 #include "cpu/rows-inl.h"
+#include "cpu/scratch.h"
 #include "cpu/transpose-inl.h"
 #include "hwy/highway.h"
 

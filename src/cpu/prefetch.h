@@ -17,7 +17,7 @@ inline void prefetch_later(const void* from, std::int64_t begin, std::int64_t en
 }
 
 // Rows that are read next, asked for line by line in the order in which they lie, some with each
-// step of the work on those before: other orders are slower than asking for nothing.
+// step of the work on those before. Column by column a decode took half as long again.
 class RowsAhead {
  public:
   // Rows of `width` bytes, `stride` bytes apart.
