@@ -64,17 +64,18 @@ void expect_product(const Matrix<T>& a, const Matrix<T>& b, bool transposed, flo
   }
 }
 
-// Groups of `together` rows as [column][row], with NaN in the rows that are not there.
+// A as the engine turns it, with NaN in the rows that are not there.
 template <class T>
-std::vector<T> turn(const Matrix<T>& a, std::int64_t together) {
-  std::vector<T> turned(static_cast<std::size_t>(round_up_to(a.rows, together) * a.columns),
-                        T(kNan));
+std::vector<T> turn(const AttentionEngine& engine, const Matrix<T>& a, std::int64_t depth) {
+  const std::int64_t together = engine.rows_together, rows = round_up_to(a.rows, together);
+  std::vector<T> padded(static_cast<std::size_t>(rows * depth), T(kNan)), turned(padded.size());
   for (std::int64_t i = 0; i < a.rows; ++i) {
-    for (std::int64_t k = 0; k < a.columns; ++k) {
-      const std::int64_t group = i / together * together;
-      turned[static_cast<std::size_t>(group * a.columns + k * together + i % together)] =
-          a.data[static_cast<std::size_t>(i * a.stride + k)];
+    for (std::int64_t k = 0; k < depth; ++k) {
+      padded[static_cast<std::size_t>(i * depth + k)] = a.data[a.index(i, k)];  // zeros past k
     }
+  }
+  for (std::int64_t i = 0; i < rows; i += together) {
+    engine.turn(padded.data() + i * depth, depth, depth, turned.data() + i * depth);
   }
   return turned;
 }
@@ -103,10 +104,12 @@ void check_engine(const AttentionEngine& engine, std::int64_t m, std::int64_t n,
   if (engine.end != nullptr) engine.end();
   expect_product(a, b, transposed, accumulate ? 0.5f : 0.0f, c, stride);
   if (engine.rows_together == 1) return;
-  const std::vector<T> turned = turn(a, engine.rows_together);
+  const std::vector<T> turned = turn(engine, a, depth);
   std::vector<float> same(c.size(), 0.5f);
-  engine.multiply({turned.data(), k, true}, {packed.data(), columns, k}, same.data(), stride, size,
-                  accumulate);
+  engine.multiply({turned.data(), depth, true}, {packed.data(), columns, k}, same.data(), stride,
+                  size, accumulate);
+  same.resize(static_cast<std::size_t>(m * stride));  // the row after the last may be touched
+  c.resize(same.size());
   ASSERT_EQ(same, c) << "turned";
 }
 
@@ -135,6 +138,31 @@ TEST(AttentionEngine, MultipliesTilesOfEveryShape) {
     if (engine.operand == DType::bf16) check_shapes<bf16>(engine);
   }
   set_cpu_target(before);
+}
+
+// As bf16(float) rounds, whatever the number.
+TEST(AttentionEngine, StoresScaledRowsRounded) {
+  const AttentionEngine& engine = attention_engine(DType::bf16);
+  if (engine.store_scaled == nullptr) GTEST_SKIP() << "this machine has no instruction for it";
+  std::vector<float> from = {0,      -0.0f,   1,       1.00390625f,   1.01171875f, 3.4e38f,
+                             1e-40f, -3e-39f, 1e-45f,  kNan,          -kNan,       HUGE_VALF,
+                             1e30f,  65536,   1e-38f,  1.0039063692f, 7,           -HUGE_VALF,
+                             0.1f,   -0.3f,   2.7e38f, 5e-41f,        -1e38f};
+  for (const float factor : {1.0f, 0.3f, -2.0f, 1e-20f, kNan}) {
+    for (std::size_t count = 0; count <= from.size(); ++count) {
+      std::vector<bf16> to(count + 1, bf16(42.0f));
+      engine.store_scaled(from.data(), factor, static_cast<std::int64_t>(count), to.data());
+      for (std::size_t i = 0; i < count; ++i) {
+        const bf16 expected(from[i] * factor);
+        if (std::isnan(static_cast<float>(expected))) {
+          EXPECT_TRUE(std::isnan(static_cast<float>(to[i]))) << from[i];
+        } else {
+          EXPECT_EQ(to[i].bits, expected.bits) << from[i] << " * " << factor;
+        }
+      }
+      EXPECT_EQ(static_cast<float>(to[count]), 42);
+    }
+  }
 }
 
 TEST(DecodeEngine, ScoresAndValues) {

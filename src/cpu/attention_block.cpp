@@ -56,10 +56,19 @@ void pack_rows(const AttentionEngine& engine, const Rows& rows, std::int64_t cou
 
 // V need not be copied where it already is what the engine would copy it to. Rows far apart are
 // copied all the same: their cache lines would fight for the same few sets.
-inline bool values_as_rows(const AttentionProblem& problem, const AttentionEngine& engine) {
+inline bool values_as_rows(const AttentionProblem& problem, const AttentionEngine& engine,
+                           const AttentionSequence& s) {
   const Tensor& v = problem.v;
-  return engine.takes_rows && v.dtype() == engine.operand && v.stride(3) == 1 &&
-         v.size(3) % engine.column_multiple == 0 && v.stride(2) > 0 && v.stride(2) <= 2 * v.size(3);
+  return s.q_rows * problem.group() <= engine.uses_as_rows && v.dtype() == engine.operand &&
+         v.stride(3) == 1 && v.size(3) % engine.column_multiple == 0 && v.stride(2) > 0 &&
+         v.stride(2) <= 2 * v.size(3);
+}
+
+// Whether every row sees all keys: then no value, finite or not, meets a weight that is 0 because
+// its key is hidden.
+inline bool hides_nothing(const AttentionProblem& p) {
+  return !p.causal && p.left < 0 && p.right < 0 && !p.allowed.defined() && !p.bias.defined() &&
+         !p.has_diagonal_bias() && p.dropout == 0;
 }
 
 void pack_tile_target(const AttentionProblem& problem, const AttentionEngine& engine,
@@ -80,17 +89,19 @@ void pack_tile_target(const AttentionProblem& problem, const AttentionEngine& en
   pack_one(problem.k, true, {0, engine.tile_keys, problem.head_size},
            packed.keys + tile * packed.key_bytes, nullptr);
   if (packed.values == nullptr) return;
-  if (values_as_rows(problem, engine)) {
+  std::uint8_t* finite = packed.values_finite + tile;
+  *finite = 1;
+  const bool hides = !hides_nothing(problem);
+  if (values_as_rows(problem, engine, s)) {
+    if (!hides) return;
     const Rows rows = rows_of(problem.v, s.k_batch, key_head, s.k_start + first);
-    bool finite = true;
-    for (std::int64_t r = 0; r < count && finite; ++r) {
-      finite = all_finite(reinterpret_cast<const float*>(rows.row(r)), problem.value_size);
+    for (std::int64_t r = 0; r < count && *finite != 0; ++r) {
+      *finite = all_finite(reinterpret_cast<const float*>(rows.row(r)), problem.value_size) ? 1 : 0;
     }
-    packed.values_finite[tile] = finite ? 1 : 0;
-    if (finite) return;
+    if (*finite != 0) return;
   }
   pack_one(problem.v, false, {0, problem.value_size, engine.tile_keys},
-           packed.values + tile * packed.value_bytes, packed.values_finite + tile);
+           packed.values + tile * packed.value_bytes, hides ? finite : nullptr);
 }
 
 // The state of a block while its tiles go by; used for one block after another.
@@ -142,13 +153,16 @@ class Block {
   // Q as the engine multiplies it: as it lies, or a copy in the engine's dtype, padded with zeros.
   void load_queries() {
     const Rows q = rows_of(problem_.q, sequence_.q_batch, job_.head, sequence_.q_start);
+    if (engine_.rows_together > 1 && sequence_.k_visible > engine_.uses_as_rows) {
+      return turn_queries(q);
+    }
+    const std::int64_t size = problem_.head_size, row_bytes = q_stride_ * item();
     const bool in_order = block_rows_[count_ - 1] - block_rows_[0] == count_ - 1;
-    if (engine_.takes_rows && q.dtype == engine_.operand && q.step == 1 && in_order) {
+    const bool is_whole = size == q_stride_ && count_ % engine_.row_multiple == 0;
+    if (q.dtype == engine_.operand && q.step == 1 && in_order && is_whole) {
       left_ = {q.row(block_rows_[0]), q.stride};
       return;
     }
-    if (engine_.rows_together > 1) return turn_queries(q);
-    const std::int64_t size = problem_.head_size, row_bytes = q_stride_ * item();
     for (std::int64_t r = 0; r < count_; ++r) {
       const Rows row = q.from(block_rows_[r]);
       std::byte* to = queries_.get() + r * row_bytes;
@@ -163,30 +177,34 @@ class Block {
     left_ = {queries_.get(), q_stride_};
   }
 
-  // The same in groups of rows_together, each [head size][rows_together].
   void turn_queries(const Rows& q) {
+    if (is_bf16()) {
+      turn_queries_as<bf16>(q);
+    } else {
+      turn_queries_as<float>(q);
+    }
+    left_ = {queries_.get(), q_stride_, true};
+  }
+  template <class T>
+  void turn_queries_as(const Rows& q) {
     const std::int64_t size = problem_.head_size, together = engine_.rows_together;
-    const Scratch<float> copy(together * size);
-    auto* to = reinterpret_cast<float*>(queries_.get());
-    for (std::int64_t r = 0; r < count_; r += together, to += together * size) {
+    const Scratch<T> copy(together * q_stride_);
+    auto* to = reinterpret_cast<T*>(queries_.get());
+    for (std::int64_t r = 0; r < count_; r += together, to += together * q_stride_) {
       const std::int64_t count = std::min(together, count_ - r);
       const std::int64_t* rows = block_rows_ + r;
-      const bool as_it_lies = q.dtype == DType::f32 && q.step == 1 && count == together &&
-                              rows[count - 1] - rows[0] == count - 1;
-      const float* from = copy.get();
-      std::int64_t stride = size;
+      const bool as_it_lies = q.dtype == engine_.operand && q.step == 1 && size == q_stride_ &&
+                              count == together && rows[count - 1] - rows[0] == count - 1;
       if (as_it_lies) {
-        from = reinterpret_cast<const float*>(q.row(rows[0]));
-        stride = q.stride;
-      } else {
-        std::fill_n(copy.get(), together * size, 0.0f);
-        for (std::int64_t i = 0; i < count; ++i) {
-          load_rows(q.from(rows[i]), 1, size, copy.get() + i * size, size);
-        }
+        engine_.turn(q.row(rows[0]), q.stride, q_stride_, to);
+        continue;
       }
-      transpose_block(from, stride, together, size, to, together);
+      std::fill_n(copy.get(), together * q_stride_, T(0.0f));
+      for (std::int64_t i = 0; i < count; ++i) {
+        load_rows(q.from(rows[i]), 1, size, copy.get() + i * q_stride_, q_stride_);
+      }
+      engine_.turn(copy.get(), q_stride_, q_stride_, to);
     }
-    left_ = {queries_.get(), size, true};
   }
 
   void run_tile(std::int64_t tile, std::int64_t first, std::int64_t count, TileKind kind) {
@@ -208,15 +226,15 @@ class Block {
     if (keeps_weights_) note_maxima(first);
     if (!has_values_) return;
     const void* weights = is_bf16() ? static_cast<const void*>(narrow_.get()) : scores_.get();
-    engine_.multiply({weights, stride}, values(tile), sums_.get(), o_stride_,
-                     {count_, problem_.value_size, count}, started_);
+    engine_.multiply({weights, stride, is_bf16() && kWeightsTurned}, values(tile), sums_.get(),
+                     o_stride_, {count_, problem_.value_size, count}, started_);
     started_ = true;
     if (job_.packed.values_finite[tile] == 0) add_non_finite(scores);
   }
 
   PackedOperand values(std::int64_t tile) const {
     const std::int64_t size = problem_.value_size, keys = engine_.tile_keys;
-    if (!values_as_rows(problem_, engine_) || job_.packed.values_finite[tile] == 0) {
+    if (!values_as_rows(problem_, engine_, sequence_) || job_.packed.values_finite[tile] == 0) {
       return {job_.packed.values + tile * job_.packed.value_bytes, size, keys};
     }
     const Rows rows = rows_of(problem_.v, sequence_.k_batch, job_.head / problem_.group(),
@@ -235,9 +253,8 @@ class Block {
       if (all_finite(value.get(), size)) continue;
       for (std::int64_t r = 0; r < count_; ++r) {
         if (!softmax_.sees(r, j)) continue;
-        const float p = tile.narrow != nullptr
-                            ? static_cast<float>(tile.narrow[r * tile.stride + j])
-                            : tile.scores[r * tile.stride + j];
+        const float p = tile.narrow != nullptr ? static_cast<float>(*tile.narrow_at(r, j))
+                                               : tile.scores[r * tile.stride + j];
         for (std::int64_t i = 0; i < size; ++i) {
           if (!std::isfinite(value[i])) sums_[r * o_stride_ + i] += p * value[i];
         }

@@ -10,6 +10,7 @@
 #include "cpu/attention_engine.h"
 #include "cpu/attention_mask.h"
 #include "cpu/attention_plan.h"
+#include "cpu/prefetch.h"
 #include "cpu/scratch.h"
 
 namespace qkv::cpu {
@@ -55,6 +56,9 @@ struct BlockSums {
 void write_statistics(const AttentionStatistics& statistics, const BlockSums& sums,
                       std::int64_t at);
 
+// `ahead` is asked with every so many rows of a tile: with each, it took longer than it saved.
+inline constexpr std::int64_t kAskEvery = 4;
+
 struct BlockJob {
   const AttentionProblem& problem;
   const AttentionEngine& engine;
@@ -75,6 +79,7 @@ struct BlockJob {
   // and the weight of a score equal to it.
   float* maxima = nullptr;
   float* factors = nullptr;
+  TensorsAhead* ahead = nullptr;  // what comes next, asked for while rows of a tile are weighed
 };
 
 void run_blocks(const BlockJob& job);

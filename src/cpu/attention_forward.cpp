@@ -19,10 +19,11 @@ constexpr std::int64_t kPackedBytesPerThread = std::int64_t{1} << 20;
 // on threads, so that neither do the bits.
 constexpr std::int64_t kReceivedParts = 8;
 
-// Where few heads fit at once, rounds of them are short, and threads wait at the end of each: a
-// thread that has so many heads packs one and runs its blocks alone. The tiles are then read by the
-// core that wrote them.
-constexpr std::int64_t kHeadsPerThread = 6, kFewHeads = 4;
+// Threads wait at the end of a round of heads: one that has so many packs a head and runs its
+// blocks alone. The tiles are then read by the core that wrote them.
+constexpr std::int64_t kHeadsPerThread = 6;
+// K and V of the next head are asked for where they leave room for this one's in the cache.
+constexpr std::int64_t kElementsAhead = std::int64_t{1} << 16;
 
 // Query-key pairs that make a task worth handing to a thread.
 constexpr std::int64_t kPairsPerTask = 32768;
@@ -87,11 +88,11 @@ class Forward {
     const std::int64_t fit = kPackedBytesPerThread * num_threads() / per_head;
     const std::int64_t most = std::min(std::max(fit, std::int64_t{num_threads()}), pairs);
     const std::int64_t at_once = blocks(pairs, blocks(pairs, most));  // rounds of the same size
-    const bool few_fit = kFewHeads * per_head >= kPackedBytesPerThread;
-    if (few_fit && pairs >= kHeadsPerThread * num_threads()) {
+    if (pairs >= kHeadsPerThread * num_threads()) {
       parallel_for(pairs, [&](std::int64_t pair) {
         const PackedHeads packed(sizes, most_tiles_, 1);
-        run_pairs(pair, pair + 1, packed);
+        TensorsAhead ahead = inputs_of(pair + num_threads());
+        run_pairs(pair, pair + 1, packed, &ahead);
       });
     } else {
       const PackedHeads packed(sizes, most_tiles_, at_once);
@@ -122,7 +123,27 @@ class Forward {
     std::fill_n(received_.get(), parts * longest_keys_, 0.0f);
   }
 
-  void run_pairs(std::int64_t first, std::int64_t last, const PackedHeads& packed) {
+  // What a thread reads of the pair that it probably does next.
+  TensorsAhead inputs_of(std::int64_t pair) const {
+    TensorsAhead ahead;
+    const std::int64_t index = pair / problem_.key_heads, head = pair % problem_.key_heads;
+    if (index >= static_cast<std::int64_t>(problem_.sequences.size())) return ahead;
+    const AttentionSequence& s = problem_.sequences[index];
+    const auto add = [&](const Rows& from, std::int64_t rows, std::int64_t columns) {
+      const auto item = static_cast<std::int64_t>(size_of(from.dtype));
+      if (from.step == 1) ahead.add(from.data, from.stride * item, columns * item, rows);
+    };
+    const std::int64_t query_head = head * problem_.group();
+    if (s.k_visible * (problem_.head_size + problem_.value_size) > kElementsAhead) return ahead;
+    add(rows_of(problem_.k, s.k_batch, head, s.k_start), s.k_visible, problem_.head_size);
+    add(rows_of(problem_.v, s.k_batch, head, s.k_start), s.k_visible, problem_.value_size);
+    add(rows_of(problem_.q, s.q_batch, query_head, s.q_start), s.q_rows, problem_.head_size);
+    ahead.share(s.q_rows * problem_.group() * blocks(s.k_visible, engine_.tile_keys) / kAskEvery);
+    return ahead;
+  }
+
+  void run_pairs(std::int64_t first, std::int64_t last, const PackedHeads& packed,
+                 TensorsAhead* ahead = nullptr) {
     parallel_for((last - first) * most_tiles_, [&](std::int64_t index) {
       const std::int64_t pair = first + index / most_tiles_, tile = index % most_tiles_;
       const std::int64_t sequence = pair / problem_.key_heads;
@@ -134,7 +155,7 @@ class Forward {
     // Later blocks of a causal mask see more keys: start with the long ones.
     parallel_for(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index) {
       const Task& task = tasks[tasks.size() - 1 - static_cast<std::size_t>(index)];
-      run_task(task, packed[task.slot]);
+      run_task(task, packed[task.slot], ahead);
     });
   }
 
@@ -162,7 +183,7 @@ class Forward {
     }
   }
 
-  void run_task(const Task& task, const PackedTiles& packed) {
+  void run_task(const Task& task, const PackedTiles& packed, TensorsAhead* ahead) {
     const AttentionSequence& sequence = problem_.sequences[task.sequence];
     BlockMask mask(problem_, task.sequence);
     DiagonalBias diagonal(problem_, task.sequence, engine_.tile_keys);
@@ -175,6 +196,7 @@ class Forward {
     BlockJob job{problem_,      engine_,   packed,     mask,        diagonal,
                  task.sequence, task.head, rows.get(), last - first};
     job.results = &results_;
+    job.ahead = ahead;
     if (collect_) job.sums = &sums_[static_cast<std::size_t>(task.sums)];
     if (received_.get() != nullptr) job.received = received_.get() + task.received * longest_keys_;
     run_blocks(job);

@@ -1,7 +1,7 @@
 // The bf16 engine of Arm: tiles by BFMMLA (FEAT_BF16), summed in f32.
 //
 // Packed B is made of panels of eight columns, cell[k / 4][pair of columns], read front to back.
-// A is packed on the way, a block of rows at a time: cell[k / 4][pair of rows].
+// A is turned, or packed on the way, a block of rows at a time: [pair of rows] cell[k / 4].
 #include "cpu/attention_engine.h"
 
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
@@ -29,8 +29,8 @@ constexpr std::int64_t round_up8(std::int64_t n) { return (n + 7) / 8 * 8; }
 // ten loads (three per cycle). Few pairs take several panels: enough sums to cover the latency, and
 // as many streams from memory, which together are faster than one.
 template <int kPairs, int kPanels>
-void multiply_block(const bf16* a, const bf16* b, std::int64_t panel, std::int64_t depth, float* c,
-                    std::int64_t c_stride, bool add) {
+QKV_INLINE void multiply_block(const bf16* a, std::int64_t pair, const bf16* b, std::int64_t panel,
+                               std::int64_t depth, float* c, std::int64_t c_stride, bool add) {
   Sums sum[kPanels][kPairs][4] = {};
   for (std::int64_t k = 0; k < depth; k += 4) {
     unrolled<kPanels>([&](auto p) {
@@ -38,14 +38,14 @@ void multiply_block(const bf16* a, const bf16* b, std::int64_t panel, std::int64
       const Cell y0 = load(cells), y1 = load(cells + 8), y2 = load(cells + 16),
                  y3 = load(cells + 24);
       unrolled<kPairs>([&](auto i) {
-        const Cell x = load(a + 8 * i);
+        const Cell x = load(a + i * pair);
         sum[p][i][0] = vbfmmlaq_f32(sum[p][i][0], x, y0);
         sum[p][i][1] = vbfmmlaq_f32(sum[p][i][1], x, y1);
         sum[p][i][2] = vbfmmlaq_f32(sum[p][i][2], x, y2);
         sum[p][i][3] = vbfmmlaq_f32(sum[p][i][3], x, y3);
       });
     });
-    a += 8 * kPairs;
+    a += 8;
     b += 32;
   }
   unrolled<kPanels>([&](auto p) {
@@ -53,16 +53,6 @@ void multiply_block(const bf16* a, const bf16* b, std::int64_t panel, std::int64
     add ? put_block<true>(to, c_stride, sum[p]) : put_block<false>(to, c_stride, sum[p]);
   });
 }
-
-using Block = void (*)(const bf16*, const bf16*, std::int64_t, std::int64_t, float*, std::int64_t,
-                       bool);
-constexpr Block kBlocks[kMostPairs] = {multiply_block<1, 1>, multiply_block<2, 1>,
-                                       multiply_block<3, 1>, multiply_block<4, 1>,
-                                       multiply_block<5, 1>, multiply_block<6, 1>};
-// Several panels at once, for few pairs.
-constexpr Block kWideBlocks[kMostPairs] = {multiply_block<1, 4>, multiply_block<2, 2>,
-                                           multiply_block<3, 2>};
-constexpr std::int64_t kWidePanels[kMostPairs] = {4, 2, 2, 0, 0, 0};
 
 // One row, read where it lies: each four elements stand in both halves of a cell. Its sums land in
 // the row after it, too.
@@ -96,46 +86,80 @@ void multiply_row(const bf16* a, const bf16* b, std::int64_t panel, const TileEx
   }
 }
 
-// A [2 pairs, depth] as cells by all columns of B.
-void multiply_cells(const bf16* cells, std::int64_t pairs, const bf16* b, std::int64_t panel,
-                    const TileExtents& size, float* c, std::int64_t c_stride, bool add) {
+// Some pairs of rows of A, their cells `pair` elements apart.
+struct Pairs {
+  const bf16* cells;
+  std::int64_t count, pair;
+};
+
+// kPairs of them by all columns of B.
+template <int kPairs>
+void multiply_columns(const Pairs& a, const bf16* b, std::int64_t panel, const TileExtents& size,
+                      float* c, std::int64_t c_stride, bool add) {
+  constexpr int kPanels = kPairs == 1 ? 4 : kPairs <= 3 ? 2 : 1;
   std::int64_t j = 0;
-  const std::int64_t wide = kWidePanels[pairs - 1] * kColumns;
-  for (; wide > 0 && j + wide <= size.columns; j += wide) {
-    kWideBlocks[pairs - 1](cells, b, panel, size.depth, c + j, c_stride, add);
-    b += kWidePanels[pairs - 1] * panel;
+  if constexpr (kPanels > 1) {
+    for (; j + kPanels * kColumns <= size.columns; j += kPanels * kColumns, b += kPanels * panel) {
+      multiply_block<kPairs, kPanels>(a.cells, a.pair, b, panel, size.depth, c + j, c_stride, add);
+    }
   }
   for (; j < size.columns; j += kColumns, b += panel) {
-    kBlocks[pairs - 1](cells, b, panel, size.depth, c + j, c_stride, add);
+    multiply_block<kPairs, 1>(a.cells, a.pair, b, panel, size.depth, c + j, c_stride, add);
+  }
+}
+
+void multiply_pairs(const Pairs& a, const bf16* b, std::int64_t panel, const TileExtents& size,
+                    float* c, std::int64_t c_stride, bool add) {
+  constexpr decltype(&multiply_columns<1>) kOf[kMostPairs] = {
+      multiply_columns<1>, multiply_columns<2>, multiply_columns<3>,
+      multiply_columns<4>, multiply_columns<5>, multiply_columns<6>};
+  kOf[a.count - 1](a, b, panel, size, c, c_stride, add);
+}
+
+// Rows of A as they lie, some of their depth at a time.
+void pack_and_multiply(const bf16* rows, std::int64_t stride, std::int64_t count, const bf16* b,
+                       std::int64_t panel, const TileExtents& size, float* c, std::int64_t c_stride,
+                       bool add) {
+  Room<bf16, 2 * kMostPairs * kDepthAtOnce> room;
+  for (std::int64_t k = 0; k < size.depth; k += kDepthAtOnce) {
+    const std::int64_t here = std::min(kDepthAtOnce, size.depth - k);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const bf16* row = rows + 2 * i * stride + k;
+      pack_pair(row, row + stride, here, room.get() + 2 * i * here, 8);
+    }
+    multiply_pairs({room.get(), count, 2 * here}, b + k * kColumns, panel, {0, size.columns, here},
+                   c, c_stride, add || k > 0);
   }
 }
 
 void multiply(const LeftOperand& a, const PackedOperand& b, float* c, std::int64_t c_stride,
               const TileExtents& size, bool accumulate) {
+  const auto* left = static_cast<const bf16*>(a.data);
   const auto* panels = static_cast<const bf16*>(b.data);
   const std::int64_t depth = round_up8(size.depth), panel = kColumns * round_up8(b.depth);
-  if (size.rows == 1) {
-    return multiply_row(static_cast<const bf16*>(a.data), panels, panel, {1, size.columns, depth},
-                        c, c_stride, accumulate);
+  const TileExtents whole{0, size.columns, depth};
+  if (size.rows == 1 && !a.turned) {
+    return multiply_row(left, panels, panel, whole, c, c_stride, accumulate);
   }
   const std::int64_t pairs = (size.rows + 1) / 2;
   const std::int64_t blocks = (pairs + kMostPairs - 1) / kMostPairs;
-  Room<bf16, 2 * kMostPairs * kDepthAtOnce> room;
-  bf16* cells = room.get();
   std::int64_t done = 0;
   for (std::int64_t block = 0; block < blocks; ++block) {  // as even as can be: 16 = 6 + 5 + 5
     const std::int64_t count = (pairs - done + blocks - block - 1) / (blocks - block);
-    for (std::int64_t k = 0; k < depth; k += kDepthAtOnce) {
-      const std::int64_t here = std::min(kDepthAtOnce, depth - k);
-      const auto* rows = static_cast<const bf16*>(a.data) + 2 * done * a.stride + k;
-      for (std::int64_t i = 0; i < count; ++i, rows += 2 * a.stride) {
-        pack_pair(rows, rows + a.stride, here, cells + 8 * i, 8 * count);
-      }
-      multiply_cells(cells, count, panels + k * kColumns, panel, {0, size.columns, here},
-                     c + 2 * done * c_stride, c_stride, accumulate || k > 0);
+    const bf16* from = left + 2 * done * a.stride;
+    float* to = c + 2 * done * c_stride;
+    if (a.turned) {
+      multiply_pairs({from, count, 2 * a.stride}, panels, panel, whole, to, c_stride, accumulate);
+    } else {
+      pack_and_multiply(from, a.stride, count, panels, panel, whole, to, c_stride, accumulate);
     }
     done += count;
   }
+}
+
+void turn(const void* rows, std::int64_t stride, std::int64_t depth, void* to) {
+  const auto* row = static_cast<const bf16*>(rows);
+  pack_pair(row, row + stride, depth, static_cast<bf16*>(to), 8);
 }
 
 void pack_transposed(const void* source, std::int64_t stride, std::int64_t rows,
@@ -190,6 +214,16 @@ void pack(const void* source, std::int64_t stride, std::int64_t rows, const Tile
   }
 }
 
+void store_scaled(const float* from, float factor, std::int64_t count, bf16* to) {
+  std::int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const Sums low = vmulq_n_f32(vld1q_f32(from + i), factor);
+    const Sums high = vmulq_n_f32(vld1q_f32(from + i + 4), factor);
+    store(to + i, vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(low), high));
+  }
+  for (; i < count; ++i) to[i] = bf16(from[i] * factor);
+}
+
 constexpr AttentionEngine kEngine{.name = "neon_bf16",
                                   .operand = DType::bf16,
                                   .tile_rows = 64,
@@ -197,11 +231,13 @@ constexpr AttentionEngine kEngine{.name = "neon_bf16",
                                   .row_multiple = 2,
                                   .depth_multiple = kDepth,
                                   .column_multiple = kColumns,
-                                  .rows_together = 1,
-                                  .takes_rows = false,
+                                  .rows_together = 2,
+                                  .uses_as_rows = 0,
                                   .pack_transposed = pack_transposed,
                                   .pack = pack,
+                                  .turn = turn,
                                   .multiply = multiply,
+                                  .store_scaled = store_scaled,
                                   .begin = nullptr,
                                   .end = nullptr};
 

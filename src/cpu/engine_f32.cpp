@@ -1,4 +1,6 @@
 // The f32 engine, one source for every SIMD target.
+#include <limits>
+
 #include "cpu/attention_engine.h"
 #include "cpu/scratch.h"
 #include "cpu/targets.h"
@@ -70,6 +72,12 @@ void pack(const void* source, std::int64_t stride, std::int64_t rows, const Tile
              });
 }
 
+// [depth][row].
+void turn(const void* rows, std::int64_t stride, std::int64_t depth, void* to) {
+  transpose_block(static_cast<const float*>(rows), stride, kRowsTogether, depth,
+                  static_cast<float*>(to), kRowsTogether);
+}
+
 void multiply_f32(const LeftOperand& a, const PackedOperand& b, float* c, std::int64_t c_stride,
                   const TileExtents& size, bool accumulate) {
   const std::int64_t columns = round_up(b.columns, 16);
@@ -87,6 +95,10 @@ void multiply_f32(const LeftOperand& a, const PackedOperand& b, float* c, std::i
 // second level without loss (a Neoverse-V1), nothing else.
 inline constexpr std::int64_t kTileRows = kPanels ? 32 : 96, kTileKeys = kPanels ? 128 : 96;
 
+// Where packing is only a copy, it never pays.
+inline constexpr std::int64_t kUsesAsRows =
+    kPanels ? 256 : std::numeric_limits<std::int64_t>::max();
+
 const AttentionEngine* engine() {
   static const AttentionEngine instance{.name = "f32",
                                         .operand = DType::f32,
@@ -96,10 +108,12 @@ const AttentionEngine* engine() {
                                         .depth_multiple = 1,
                                         .column_multiple = 16,
                                         .rows_together = kRowsTogether,
-                                        .takes_rows = !kPanels,
+                                        .uses_as_rows = kUsesAsRows,
                                         .pack_transposed = pack_transposed,
                                         .pack = pack,
+                                        .turn = kRowsTogether > 1 ? turn : nullptr,
                                         .multiply = multiply_f32,
+                                        .store_scaled = nullptr,
                                         .begin = nullptr,
                                         .end = nullptr};
   return &instance;

@@ -67,18 +67,18 @@ struct FinishRows {
         HWY_UNROLL(4)
         for (int i = 0; i < kCount; ++i) {
           const std::int64_t column = j + i * lanes;
-          x[i] = hn::Add(hn::LoadU(d, row + column), hn::Load(d, bias + column));
+          x[i] = hn::Add(hn::LoadU(d, row + column), hn::LoadU(d, bias + column));
         }
         apply_each<kFunction>(d, x);
         HWY_UNROLL(4)
         for (int i = 0; i < kCount; ++i) store_as(x[i], at + i * lanes);
       };
       std::int64_t j = 0;
-      for (; kFinishTogether > 1 && j + kFinishTogether * lanes <= whole;
-           j += kFinishTogether * lanes) {
-        put.template operator()<kFinishTogether>(j, to + j);
+      const auto left = [&] { return (whole - j) / lanes; };
+      for (; kFinishTogether == 4 && left() >= 4 && left() != 6; j += 4 * lanes) {
+        put.template operator()<4>(j, to + j);
       }
-      for (; kFinishTogether > 3 && j + 3 * lanes <= whole; j += 3 * lanes) {  // a panel of Arm's
+      for (; kFinishTogether == 4 && left() >= 3; j += 3 * lanes) {  // twice: a panel of Arm's
         put.template operator()<3>(j, to + j);
       }
       for (; j < whole; j += lanes) put.template operator()<1>(j, to + j);
@@ -97,16 +97,27 @@ HWY_NOINLINE void finish_rows_as(const float* c, std::int64_t c_stride, std::int
   dispatch_activation(finish.activation, FinishRows<T>{c, c_stride, rows, columns, bias, finish.y});
 }
 
+// Zeros up to kMostColumns, and where there is none.
+inline void load_bias(const Rows& from, std::int64_t columns, float* to) {
+  std::fill_n(to, kMostColumns, 0.0f);
+  if (from.data == nullptr) return;
+  switch (from.dtype) {
+    case DType::bf16: return load_row(reinterpret_cast<const bf16*>(from.data), 1, columns, to);
+    case DType::f16: return load_row(reinterpret_cast<const f16*>(from.data), 1, columns, to);
+    default: return load_row(reinterpret_cast<const float*>(from.data), 1, columns, to);
+  }
+}
+
 inline void finish_rows(const float* c, std::int64_t c_stride, std::int64_t rows,
                         std::int64_t columns, const Finish& finish) {
-  HWY_ALIGN float bias[kMostColumns] = {};
   const Rows& from = finish.bias;
-  if (from.data != nullptr) {
-    switch (from.dtype) {
-      case DType::bf16: load_row(reinterpret_cast<const bf16*>(from.data), 1, columns, bias); break;
-      case DType::f16: load_row(reinterpret_cast<const f16*>(from.data), 1, columns, bias); break;
-      default: load_row(reinterpret_cast<const float*>(from.data), 1, columns, bias);
-    }
+  const bool in_place =
+      from.data != nullptr && from.dtype == DType::f32 && columns % lane_count() == 0;
+  Room<float, kMostColumns> room;
+  const float* bias = reinterpret_cast<const float*>(from.data);
+  if (!in_place) {
+    bias = room.get();
+    load_bias(from, columns, room.get());
   }
   const auto run = finish.y.dtype == DType::bf16  ? finish_rows_as<bf16>
                    : finish.y.dtype == DType::f16 ? finish_rows_as<f16>

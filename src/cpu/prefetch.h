@@ -40,6 +40,44 @@ class RowsAhead {
   std::int64_t stride_, width_, at_ = 0;
 };
 
+// Rows of several tensors, asked for a few lines at a time, towards the second-level cache.
+class TensorsAhead {
+ public:
+  // `rows` of `width` bytes, `stride` bytes apart.
+  void add(const void* first, std::int64_t stride, std::int64_t width, std::int64_t rows) {
+    if (rows <= 0 || width <= 0) return;
+    if (stride == width) {  // one long row
+      width *= rows;
+      rows = 1;
+    }
+    parts_[count_++] = {static_cast<const std::byte*>(first), stride, width, rows};
+    lines_ += rows * ((width + 63) / 64);
+  }
+  // From now on, `steps` calls of ask() ask for all.
+  void share(std::int64_t steps) { lines_ = steps > 1 ? (lines_ + steps - 1) / steps : lines_; }
+
+  void ask() {
+    for (std::int64_t left = lines_; left > 0 && part_ < count_;) {
+      Part& part = parts_[part_];
+      const std::int64_t end = at_ + 64 * left < part.width ? at_ + 64 * left : part.width;
+      for (; at_ < end; at_ += 64, --left) __builtin_prefetch(part.row + at_, 0, 2);
+      if (at_ < part.width) return;
+      at_ = 0;
+      part.row += part.stride;
+      if (--part.rows == 0) ++part_;
+    }
+  }
+
+ private:
+  struct Part {
+    const std::byte* row;
+    std::int64_t stride, width, rows;
+  };
+  Part parts_[3];
+  int count_ = 0, part_ = 0;
+  std::int64_t at_ = 0, lines_ = 0;
+};
+
 // `bytes` of each row, `stride` bytes apart, to be written soon.
 inline void prefetch_to_write(const void* first, std::int64_t stride, std::int64_t rows,
                               std::int64_t bytes) {

@@ -120,6 +120,18 @@ HWY_INLINE void store_narrow(V low, V high, bf16* to) {
 #endif
 }
 
+#if HWY_TARGET == HWY_NEON
+// One vector, the same.
+template <class V>
+HWY_INLINE void store_narrow(V x, bf16* to) {
+  const uint32x4_t half = vdupq_n_u32(0x8000u);
+  vst1_u16(&to->bits, vaddhn_u32(vreinterpretq_u32_f32(x.raw), half));
+}
+#else
+template <class V>
+void store_narrow(V x, bf16* to) = delete;
+#endif
+
 // Row r of the tensor = f32 values rounded to its dtype.
 inline void store_row(const float* from, std::int64_t count, const Rows& to, std::int64_t r) {
   std::byte* row = to.row(r);

@@ -21,6 +21,10 @@ HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// The engine that multiplies bf16 on Arm takes weights as its `turn` leaves rows: four of one row,
+// four of the other of a pair, and so on. Others take rows.
+inline constexpr bool kWeightsTurned = HWY_TARGET == HWY_NEON;
+
 // One tile of a block: rows of scores, `stride` apart, overwritten by weights.
 struct TileScores {
   float* scores;
@@ -29,6 +33,11 @@ struct TileScores {
   std::int64_t first_key, keys, columns;  // columns >= keys, whole vectors
   bool partial;                           // some pair is hidden
   float* kept;                            // a copy of the weights before dropout, or null
+
+  bf16* narrow_at(std::int64_t r, std::int64_t j) const {
+    if (!kWeightsTurned) return narrow + r * stride + j;
+    return narrow + r / 2 * 2 * stride + j / 4 * 8 + r % 2 * 4 + j % 4;
+  }
 };
 
 class SoftmaxRows {
@@ -92,6 +101,7 @@ class SoftmaxRows {
     if (survey_) flush_moments();
     update_factors();
     for (std::int64_t r = 0; r < count_; ++r) {
+      if (job_.ahead != nullptr && r % kAskEvery == 0) job_.ahead->ask();
       if (job_.problem.dropout > 0) {
         weigh_row<Weighing::dropped>(tile, r);
       } else if (tile.kept != nullptr) {
@@ -147,14 +157,21 @@ class SoftmaxRows {
   // Row r of out = its sums times the final factor; sums past `count` may be written.
   void write_output(std::int64_t r, float* sums, std::int64_t count, const Rows& out) const {
     const D d;
-    const V factor = hn::Set(d, results_[r].factor);
-    const bool direct = out.dtype == DType::f32 && out.step == 1 && count % lanes_ == 0;
-    float* to = direct ? reinterpret_cast<float*>(out.row(rows_[r])) : sums;
-    if (!results_[r].sees) {
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    const float factor = results_[r].factor;
+    std::byte* row = out.row(rows_[r]);
+    const bool sees = results_[r].sees, in_order = out.step == 1;
+    if (sees && in_order && out.dtype == DType::bf16 && job_.engine.store_scaled != nullptr) {
+      return job_.engine.store_scaled(sums, factor, count, reinterpret_cast<bf16*>(row));
+    }
+    const bool direct = in_order && out.dtype == DType::f32 && count % lanes == 0;
+    float* to = direct ? reinterpret_cast<float*>(row) : sums;
+    if (!sees) {
       std::fill_n(to, count, 0.0f);
     } else {
-      for (std::int64_t i = 0; i < count; i += lanes_) {
-        hn::StoreU(hn::Mul(hn::LoadU(d, sums + i), factor), d, to + i);
+      const V times = hn::Set(d, factor);
+      for (std::int64_t i = 0; i < count; i += lanes) {
+        hn::StoreU(hn::Mul(hn::LoadU(d, sums + i), times), d, to + i);
       }
     }
     if (!direct) store_row(sums, count, out, rows_[r]);
@@ -432,9 +449,15 @@ class SoftmaxRows {
         if constexpr (!kNarrow) hn::StoreU(p, d, row + column);
       }
       if constexpr (kNarrow) {
+        bf16* to = tile.narrow_at(r, j);
         HWY_UNROLL(4)
         for (int i = 0; i < kTogether; i += 2) {
-          store_narrow(weights[i], weights[i + 1], tile.narrow + r * tile.stride + j + i * lanes);
+          if constexpr (kWeightsTurned) {
+            store_narrow(weights[i], to + 8 * i);
+            store_narrow(weights[i + 1], to + 8 * i + 8);
+          } else {
+            store_narrow(weights[i], weights[i + 1], to + i * lanes);
+          }
         }
       }
     }
