@@ -11,6 +11,7 @@
 #define HWY_TARGET_INCLUDE "cpu/attention_gradient.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // after foreach_target
+#include "cpu/gemm_panels-inl.h"
 #include "cpu/gemm_tile-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/score_row-inl.h"
@@ -49,8 +50,13 @@ struct Panel {
       data[i] = 0;
     }
   }
-  Right right() const { return {data.get(), stride}; }
   Left left() const { return {data.get(), stride, 1}; }
+};
+
+// A right operand of products with p and ds, and what was taken out of it.
+struct RightRows {
+  Right rows;
+  const std::vector<Panel::Element>& non_finite;
 };
 
 // Rows of a block as a left operand (turned where products want that), and without NaN and
@@ -58,28 +64,54 @@ struct Panel {
 class BlockRows {
  public:
   BlockRows(std::int64_t rows, std::int64_t columns)
-      : columns_(columns), rows_(rows, columns), turned_(kTurns ? rows * columns : 0) {}
+      : columns_(columns), most_(rows), turned_(kTurns ? rows * columns : 0) {}
 
   void load(const Rows& from, std::int64_t count) {
-    rows_.load(from, count, columns_);
-    finite_ = all_finite(rows_.data.get(), count * rows_.stride);
+    refer_or_copy(from, count);
     for (std::int64_t r = 0; kTurns && r < count; r += kRowsTogether) {
-      transpose_block(rows_.data.get() + r * rows_.stride, rows_.stride,
+      transpose_block(data_ + r * stride_, stride_,
                       std::min<std::int64_t>(kRowsTogether, count - r), columns_,
                       turned_.get() + r * columns_, kRowsTogether);
     }
+    finite_ = true;
+    for (std::int64_t r = 0; r < count && finite_; ++r) {
+      finite_ = all_finite(data_ + r * stride_, columns_);
+    }
     if (finite_) return;
-    if (clean_.data.get() == nullptr) clean_ = Panel(kGradientRows, columns_);
+    if (clean_.data.get() == nullptr) clean_ = Panel(most_, columns_);
     clean_.load(from, count, columns_);
     clean_.clean(count);
   }
-  Left left() const { return kTurns ? Left{turned_.get(), columns_, kRowsTogether} : rows_.left(); }
-  const Panel& right() const { return finite_ ? rows_ : clean_; }
+  Left left() const {
+    return kTurns ? Left{turned_.get(), columns_, kRowsTogether} : Left{data_, stride_, 1};
+  }
+  RightRows right() const {
+    return {finite_ ? Right{data_, stride_} : Right{clean_.data.get(), clean_.stride},
+            finite_ ? copy_.non_finite : clean_.non_finite};
+  }
 
  private:
   static constexpr bool kTurns = kRowsTogether > 1;
-  std::int64_t columns_;
-  Panel rows_, clean_;
+
+  // Rows of whole vectors need no copy, unless they lie far apart: their cache lines would fight
+  // for the same few sets.
+  void refer_or_copy(const Rows& from, std::int64_t count) {
+    const bool whole = from.step == 1 && columns_ % 16 == 0;
+    if (from.dtype == DType::f32 && whole && from.stride <= 2 * columns_) {
+      data_ = reinterpret_cast<const float*>(from.data);
+      stride_ = from.stride;
+      return;
+    }
+    if (copy_.data.get() == nullptr) copy_ = Panel(most_, columns_);
+    copy_.load(from, count, columns_);
+    data_ = copy_.data.get();
+    stride_ = copy_.stride;
+  }
+
+  std::int64_t columns_, most_;
+  const float* data_ = nullptr;  // of a tensor, or of the copy
+  std::int64_t stride_ = 0;
+  Panel copy_, clean_;
   Scratch<float> turned_;
   bool finite_ = true;
 };
@@ -87,37 +119,30 @@ class BlockRows {
 // One tile of keys: K as rows, K and V as columns, and the sums of dK and dV.
 struct KeyTile {
   std::int64_t first = 0, keys = 0;
-  Panel k, k_columns, v_columns, dk, dv;
+  Panel k, dk, dv;
+  Scratch<float> k_columns, v_columns;
 
   KeyTile(const AttentionProblem& problem, std::int64_t sequence, std::int64_t key_head,
           std::int64_t first_key, std::int64_t count)
       : first(first_key),
         keys(count),
         k(kGradientKeys, problem.head_size),
-        k_columns(problem.head_size, kGradientKeys),
-        v_columns(problem.value_size, kGradientKeys) {
+        k_columns(problem.head_size * kGradientKeys),
+        v_columns(problem.value_size * kGradientKeys) {
     const AttentionSequence& s = problem.sequences[sequence];
     k.load(rows_of(problem.k, s.k_batch, key_head, s.k_start + first), keys, problem.head_size);
     Panel v(kGradientKeys, problem.value_size);
     v.load(rows_of(problem.v, s.k_batch, key_head, s.k_start + first), keys, problem.value_size);
-    to_columns(k, problem.head_size, k_columns);
-    to_columns(v, problem.value_size, v_columns);
+    pack_columns(k.data.get(), k.stride, keys, kGradientKeys, problem.head_size, k_columns.get());
+    pack_columns(v.data.get(), v.stride, keys, kGradientKeys, problem.value_size, v_columns.get());
     k.clean(keys);  // the columns keep what is not finite: scores must show it
   }
+  RightRows key_rows() const { return {{k.data.get(), k.stride}, k.non_finite}; }
   void begin_sums(const AttentionProblem& problem) {
     dk = Panel(kGradientKeys, problem.head_size);
     dv = Panel(kGradientKeys, problem.value_size);
     std::fill_n(dk.data.get(), kGradientKeys * dk.stride, 0.0f);
     std::fill_n(dv.data.get(), kGradientKeys * dv.stride, 0.0f);
-  }
-
- private:
-  void to_columns(const Panel& rows, std::int64_t size, const Panel& columns) const {
-    transpose_block(rows.data.get(), rows.stride, keys, size, columns.data.get(), columns.stride);
-    for (std::int64_t i = 0; i < size; ++i) {
-      float* row = columns.data.get() + i * columns.stride;
-      std::fill(row + keys, row + columns.stride, 0.0f);
-    }
   }
 };
 
@@ -167,10 +192,10 @@ class RowBlock {
     if (kind == TileKind::hidden) return false;
     const std::int64_t columns = std::min(kGradientKeys, round_up(tile.keys, 16));
     partial_ = kind == TileKind::partial || columns != tile.keys || problem_.bias.defined();
-    multiply(q_.left(), tile.k_columns.right(), {weights_.data.get(), weights_.stride, false},
-             {count_, columns, problem_.head_size});
-    multiply(dout_.left(), tile.v_columns.right(), {ds_.data.get(), ds_.stride, false},
-             {count_, columns, problem_.value_size});
+    multiply(q_.left(), packed_columns(tile.k_columns.get(), kGradientKeys, problem_.head_size),
+             {weights_.data.get(), weights_.stride, false}, {count_, columns, problem_.head_size});
+    multiply(dout_.left(), packed_columns(tile.v_columns.get(), kGradientKeys, problem_.value_size),
+             {ds_.data.get(), ds_.stride, false}, {count_, columns, problem_.value_size});
     scorer_.set_tile(tile.first, tile.keys, columns);
     for (std::int64_t r = 0; r < count_; ++r) {
       scorer_.finish_row(r, weights(r), partial_, false, slope_.get());
@@ -190,7 +215,7 @@ class RowBlock {
     const std::int64_t d = problem_.head_size, dv = problem_.value_size;
     add(weights_, true, dout_.right(), tile.dv, {tile.keys, dv, count_});
     add(ds_, true, q_.right(), tile.dk, {tile.keys, d, count_});
-    add(ds_, false, tile.k, dq_, {count_, d, tile.keys});
+    add(ds_, false, tile.key_rows(), dq_, {count_, d, tile.keys});
   }
   void apply_softcap_slope(std::int64_t columns);
 
@@ -198,9 +223,10 @@ class RowBlock {
   float* weights(std::int64_t r) { return weights_.data.get() + r * weights_.stride; }
 
   // C += A B, or A^T B. What is not finite in B is added after, for the pairs that see it.
-  void add(const Panel& a, bool transposed, const Panel& b, const Panel& c, const Extents& size) {
+  void add(const Panel& a, bool transposed, const RightRows& b, const Panel& c,
+           const Extents& size) {
     const Left left = transposed ? Left{a.data.get(), 1, a.stride} : a.left();
-    multiply(left, b.right(), {c.data.get(), c.stride, true}, size);
+    multiply(left, b.rows, {c.data.get(), c.stride, true}, size);
     for (const Panel::Element& x : b.non_finite) {
       for (std::int64_t i = 0; i < size.m; ++i) {
         const std::int64_t query = transposed ? x.row : i, key = transposed ? i : x.row;

@@ -9,6 +9,7 @@
 #define HWY_TARGET_INCLUDE "cpu/engine_f32.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // after foreach_target
+#include "cpu/gemm_panels-inl.h"
 #include "cpu/gemm_tile-inl.h"
 #include "cpu/transpose-inl.h"
 #include "hwy/highway.h"
@@ -16,38 +17,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace qkv::cpu::HWY_NAMESPACE {
 
-// On Arm packed columns lie in panels, as the product takes them: what it reads is one stream.
-inline constexpr bool kPanels = HWY_TARGET == HWY_NEON;
-
-// Calls body(first column, columns, where they go) for each panel of B [depth, columns].
-template <class Body>
-void each_panel(std::int64_t columns, std::int64_t depth, float* to, Body body) {
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<float>()));
-  for (std::int64_t j = 0; j < columns;) {
-    const std::int64_t take = kPanels ? panel_vectors((columns - j) / lanes) * lanes : columns;
-    body(j, take, to + j * depth);
-    j += take;
-  }
-}
-
-// to[k][j] = from[j][k] for `rows` of the columns, and 0 for the others.
-void transpose_panel(const float* from, std::int64_t stride, std::int64_t rows,
-                     const TileExtents& size, float* to) {
-  const std::int64_t depth = size.depth, columns = size.columns;
-  transpose_block(from, stride, rows, depth, to, columns);
-  for (std::int64_t k = 0; rows < columns && k < depth; ++k) {
-    std::fill(to + k * columns + rows, to + (k + 1) * columns, 0.0f);
-  }
-}
-
 void pack_transposed(const void* source, std::int64_t stride, std::int64_t rows,
                      const TileExtents& size, void* packed) {
-  each_panel(size.columns, size.depth, static_cast<float*>(packed),
-             [&](std::int64_t j, std::int64_t columns, float* to) HWY_ATTR {
-               transpose_panel(static_cast<const float*>(source) + j * stride, stride,
-                               std::clamp<std::int64_t>(rows - j, 0, columns),
-                               {0, columns, size.depth}, to);
-             });
+  pack_columns(static_cast<const float*>(source), stride, rows, size.columns, size.depth,
+               static_cast<float*>(packed));
 }
 
 // `count` elements, and zeros up to `padded`, whole vectors.
@@ -82,11 +55,8 @@ void multiply_f32(const LeftOperand& a, const PackedOperand& b, float* c, std::i
                   const TileExtents& size, bool accumulate) {
   const std::int64_t columns = round_up(b.columns, 16);
   multiply({static_cast<const float*>(a.data), a.stride, a.turned ? kRowsTogether : 1},
-           {static_cast<const float*>(b.data),
-            b.row_stride != 0 ? b.row_stride
-            : kPanels         ? 0
-                              : columns,
-            columns, b.depth},
+           b.row_stride != 0 ? Right{static_cast<const float*>(b.data), b.row_stride}
+                             : packed_columns(static_cast<const float*>(b.data), columns, b.depth),
            {c, c_stride, accumulate}, {size.rows, size.columns, size.depth});
 }
 
