@@ -1,7 +1,8 @@
 // The bf16 engine of Arm: tiles by BFMMLA (FEAT_BF16), summed in f32.
 //
 // Packed B is made of panels of eight columns, cell[k / 4][pair of columns], read front to back.
-// A is turned, or packed on the way, a block of rows at a time: [pair of rows] cell[k / 4].
+// A is turned, [pair of rows] cell[k / 4], or packed on the way, a block of rows at a time: all
+// pairs of a step together, one stream.
 #include "cpu/attention_engine.h"
 
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
@@ -24,13 +25,21 @@ constexpr std::int64_t kDepthAtOnce = 768;  // a block of packed A takes 18 KiB 
 
 constexpr std::int64_t round_up8(std::int64_t n) { return (n + 7) / 8 * 8; }
 
+// Some pairs of rows of A. Turned, their cells are `pair` elements apart.
+struct Pairs {
+  const bf16* cells;
+  std::int64_t count, pair;
+};
+
 // A block of 2 * kPairs rows by kPanels panels: 4 * kPairs * kPanels sums in registers. At 6 pairs,
 // 24 BFMMLA per step of 4 keep a Neoverse-V1 busy for six cycles (four per cycle, latency 5) beside
 // ten loads (three per cycle). Few pairs take several panels: enough sums to cover the latency, and
 // as many streams from memory, which together are faster than one.
-template <int kPairs, int kPanels>
-QKV_INLINE void multiply_block(const bf16* a, std::int64_t pair, const bf16* b, std::int64_t panel,
+template <bool kTurned, int kPairs, int kPanels>
+QKV_INLINE void multiply_block(const Pairs& left, const bf16* b, std::int64_t panel,
                                std::int64_t depth, float* c, std::int64_t c_stride, bool add) {
+  const bf16* a = left.cells;
+  const std::int64_t pair = kTurned ? left.pair : 8;
   Sums sum[kPanels][kPairs][4] = {};
   for (std::int64_t k = 0; k < depth; k += 4) {
     unrolled<kPanels>([&](auto p) {
@@ -45,7 +54,7 @@ QKV_INLINE void multiply_block(const bf16* a, std::int64_t pair, const bf16* b, 
         sum[p][i][3] = vbfmmlaq_f32(sum[p][i][3], x, y3);
       });
     });
-    a += 8;
+    a += kTurned ? 8 : 8 * kPairs;
     b += 32;
   }
   unrolled<kPanels>([&](auto p) {
@@ -86,33 +95,28 @@ void multiply_row(const bf16* a, const bf16* b, std::int64_t panel, const TileEx
   }
 }
 
-// Some pairs of rows of A, their cells `pair` elements apart.
-struct Pairs {
-  const bf16* cells;
-  std::int64_t count, pair;
-};
-
 // kPairs of them by all columns of B.
-template <int kPairs>
+template <bool kTurned, int kPairs>
 void multiply_columns(const Pairs& a, const bf16* b, std::int64_t panel, const TileExtents& size,
                       float* c, std::int64_t c_stride, bool add) {
   constexpr int kPanels = kPairs == 1 ? 4 : kPairs <= 3 ? 2 : 1;
   std::int64_t j = 0;
   if constexpr (kPanels > 1) {
     for (; j + kPanels * kColumns <= size.columns; j += kPanels * kColumns, b += kPanels * panel) {
-      multiply_block<kPairs, kPanels>(a.cells, a.pair, b, panel, size.depth, c + j, c_stride, add);
+      multiply_block<kTurned, kPairs, kPanels>(a, b, panel, size.depth, c + j, c_stride, add);
     }
   }
   for (; j < size.columns; j += kColumns, b += panel) {
-    multiply_block<kPairs, 1>(a.cells, a.pair, b, panel, size.depth, c + j, c_stride, add);
+    multiply_block<kTurned, kPairs, 1>(a, b, panel, size.depth, c + j, c_stride, add);
   }
 }
 
+template <bool kTurned>
 void multiply_pairs(const Pairs& a, const bf16* b, std::int64_t panel, const TileExtents& size,
                     float* c, std::int64_t c_stride, bool add) {
-  constexpr decltype(&multiply_columns<1>) kOf[kMostPairs] = {
-      multiply_columns<1>, multiply_columns<2>, multiply_columns<3>,
-      multiply_columns<4>, multiply_columns<5>, multiply_columns<6>};
+  constexpr decltype(&multiply_columns<kTurned, 1>) kOf[kMostPairs] = {
+      multiply_columns<kTurned, 1>, multiply_columns<kTurned, 2>, multiply_columns<kTurned, 3>,
+      multiply_columns<kTurned, 4>, multiply_columns<kTurned, 5>, multiply_columns<kTurned, 6>};
   kOf[a.count - 1](a, b, panel, size, c, c_stride, add);
 }
 
@@ -125,10 +129,10 @@ void pack_and_multiply(const bf16* rows, std::int64_t stride, std::int64_t count
     const std::int64_t here = std::min(kDepthAtOnce, size.depth - k);
     for (std::int64_t i = 0; i < count; ++i) {
       const bf16* row = rows + 2 * i * stride + k;
-      pack_pair(row, row + stride, here, room.get() + 2 * i * here, 8);
+      pack_pair(row, row + stride, here, room.get() + 8 * i, 8 * count);
     }
-    multiply_pairs({room.get(), count, 2 * here}, b + k * kColumns, panel, {0, size.columns, here},
-                   c, c_stride, add || k > 0);
+    multiply_pairs<false>({room.get(), count, 8}, b + k * kColumns, panel, {0, size.columns, here},
+                          c, c_stride, add || k > 0);
   }
 }
 
@@ -149,7 +153,8 @@ void multiply(const LeftOperand& a, const PackedOperand& b, float* c, std::int64
     const bf16* from = left + 2 * done * a.stride;
     float* to = c + 2 * done * c_stride;
     if (a.turned) {
-      multiply_pairs({from, count, 2 * a.stride}, panels, panel, whole, to, c_stride, accumulate);
+      multiply_pairs<true>({from, count, 2 * a.stride}, panels, panel, whole, to, c_stride,
+                           accumulate);
     } else {
       pack_and_multiply(from, a.stride, count, panels, panel, whole, to, c_stride, accumulate);
     }
