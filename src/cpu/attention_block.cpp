@@ -59,9 +59,9 @@ void pack_rows(const AttentionEngine& engine, const Rows& rows, std::int64_t cou
 inline bool values_as_rows(const AttentionProblem& problem, const AttentionEngine& engine,
                            const AttentionSequence& s) {
   const Tensor& v = problem.v;
-  return s.q_rows * problem.group() <= engine.uses_as_rows && v.dtype() == engine.operand &&
-         v.stride(3) == 1 && v.size(3) % engine.column_multiple == 0 && v.stride(2) > 0 &&
-         v.stride(2) <= 2 * v.size(3);
+  const std::int64_t uses = std::max<std::int64_t>(s.q_rows, 1) * problem.group();
+  return uses <= engine.uses_as_rows && v.dtype() == engine.operand && v.stride(3) == 1 &&
+         v.size(3) % engine.column_multiple == 0 && v.stride(2) > 0 && v.stride(2) <= 2 * v.size(3);
 }
 
 // Whether every row sees all keys: then no value, finite or not, meets a weight that is 0 because
