@@ -64,11 +64,11 @@ inline bool values_as_rows(const AttentionProblem& problem, const AttentionEngin
          v.size(3) % engine.column_multiple == 0 && v.stride(2) > 0 && v.stride(2) <= 2 * v.size(3);
 }
 
-// Whether every row sees all keys: then no value, finite or not, meets a weight that is 0 because
-// its key is hidden.
-inline bool hides_nothing(const AttentionProblem& p) {
-  return !p.causal && p.left < 0 && p.right < 0 && !p.allowed.defined() && !p.bias.defined() &&
-         !p.has_diagonal_bias() && p.dropout == 0;
+// Whether some row may not see all keys. Otherwise no value, finite or not, meets a weight that is
+// 0 because its key is hidden.
+inline bool may_hide(const AttentionProblem& p) {
+  return p.causal || p.left >= 0 || p.right >= 0 || p.allowed.defined() || p.bias.defined() ||
+         p.has_diagonal_bias() || p.dropout != 0;
 }
 
 void pack_tile_target(const AttentionProblem& problem, const AttentionEngine& engine,
@@ -91,7 +91,7 @@ void pack_tile_target(const AttentionProblem& problem, const AttentionEngine& en
   if (packed.values == nullptr) return;
   std::uint8_t* finite = packed.values_finite + tile;
   *finite = 1;
-  const bool hides = !hides_nothing(problem);
+  const bool hides = may_hide(problem);
   if (values_as_rows(problem, engine, s)) {
     if (!hides) return;
     const Rows rows = rows_of(problem.v, s.k_batch, key_head, s.k_start + first);

@@ -99,12 +99,10 @@ HWY_NOINLINE void finish_rows_as(const float* c, std::int64_t c_stride, std::int
 
 // Zeros up to kMostColumns, and where there is none.
 inline void load_bias(const Rows& from, std::int64_t columns, float* to) {
-  std::fill_n(to, kMostColumns, 0.0f);
-  if (from.data == nullptr) return;
-  switch (from.dtype) {
-    case DType::bf16: return load_row(reinterpret_cast<const bf16*>(from.data), 1, columns, to);
-    case DType::f16: return load_row(reinterpret_cast<const f16*>(from.data), 1, columns, to);
-    default: return load_row(reinterpret_cast<const float*>(from.data), 1, columns, to);
+  if (from.data == nullptr) {
+    std::fill_n(to, kMostColumns, 0.0f);
+  } else {
+    load_rows(from, 1, columns, to, kMostColumns);
   }
 }
 
