@@ -53,6 +53,21 @@ TEST_P(AttentionSizes, CommonHeadSizesWithSeveralTiles) {
   }
 }
 
+// More tiles of queries and of keys than a GPU's kernel has stages for them, so that each stage is
+// filled again; few, so that a sanitizer can watch.
+TEST_P(AttentionSizes, MoreTilesThanStages) {
+  for (const std::int64_t size : {64, 128, 256}) {
+    check_attention({.name = "more tiles than stages",
+                     .batch = 1,
+                     .heads = 2,
+                     .key_heads = 1,
+                     .queries = 400,
+                     .keys = 270,
+                     .head_size = size},
+                    GetParam());
+  }
+}
+
 // More blocks of keys than a GPU has multiprocessors, and heads that do not divide evenly among
 // those that are under way at once.
 TEST_P(AttentionSizes, ManyHeadsOfSeveralTiles) {

@@ -47,9 +47,6 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
   const float scale = p.scale * kLog2e;
 
   float dk[S::ColumnsOfDk / 2], dv[S::ColumnsOfDk / 2], s[S::Rows / 2];
-  const auto release = [&](Barrier& barrier) {
-    if (lane == 0) barrier.arrive();
-  };
   const auto q_before = [](Turn<S::QStages> turn) {
     return (turn.stage + S::QStages - 1) % S::QStages;
   };
@@ -99,7 +96,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         issue_scores(shared.k, q_rows, s);
         if constexpr (S::RoundsWeights) {  // dK of the step before is done, its rows are free
           wgmma_wait<1>(dk);
-          if (i > 0) release(shared.q_ring.empty[q_before(q_turn)]);
+          if (i > 0) shared.q_ring.empty[q_before(q_turn)].arrive_as_warp();
         }
         shared.dout_ring.wait_full(dout_turn);
         issue_scores(shared.v, dout_rows, dp);
@@ -150,7 +147,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         }
         fence_async_proxy();
         const auto release_dout = [&] {
-          release(shared.dout_ring.empty[dout_turn.stage]);
+          shared.dout_ring.empty[dout_turn.stage].arrive_as_warp();
           dout_turn.next();
         };
         if constexpr (S::Twins) {  // the registers of P^T are needed, and so is dO's only stage
@@ -188,7 +185,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
               dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]};
         fence_async_proxy();
         __syncwarp();
-        release(shared.dq_ring.full[dq_turn.stage]);
+        shared.dq_ring.full[dq_turn.stage].arrive_as_warp();
         dq_turn.next();
         if (S::DqPieces == 2 && consumer == 0) {
           shared.dq_ring.wait_empty(dq_turn);
@@ -196,17 +193,17 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         }
         if constexpr (!S::RoundsWeights) {
           wgmma_wait<0>(dk);
-          release(shared.q_ring.empty[q_turn.stage]);
+          shared.q_ring.empty[q_turn.stage].arrive_as_warp();
         }
         q_turn.next();
         if (++step == steps.end) step = steps.begin;
       }
       if constexpr (S::RoundsWeights) {
         wgmma_wait<0>(dk);
-        release(shared.q_ring.empty[q_before(q_turn)]);
+        shared.q_ring.empty[q_before(q_turn)].arrive_as_warp();
       }
       touch(dv);
-      release(shared.kv_ring.empty[0]);
+      shared.kv_ring.empty[0].arrive_as_warp();
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -220,7 +217,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       store_row(row(p.dv, p.dv_strides), present, p.head_size - column0, dv, r, 1.f, false);
     }
     __syncwarp();
-    if (lane == 0) shared.work_ring.empty[reader.turn.stage].arrive();
+    shared.work_ring.empty[reader.turn.stage].arrive_as_warp();
     reader.turn.next();
   }
 }
@@ -235,12 +232,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(p.dout);
     prefetch_map(p.k);
     prefetch_map(p.v);
-    constexpr int ConsumerWarps = 8;
-    shared.kv_ring.init(2, ConsumerWarps);  // K and V
-    shared.q_ring.init(2, ConsumerWarps);   // Q and the rows' terms
-    shared.dout_ring.init(1, ConsumerWarps);
-    shared.dq_ring.init(ConsumerWarps / S::DqPieces, 1);
-    shared.work_ring.init(1, S::DqStages + ConsumerWarps);
+    constexpr int Consumers = 8 * kArrivalsOfWarp;  // warps
+    shared.kv_ring.init(2, Consumers);              // K and V
+    shared.q_ring.init(2, Consumers);               // Q and the rows' terms
+    shared.dout_ring.init(1, Consumers);
+    shared.dq_ring.init(Consumers / S::DqPieces, 1);
+    shared.work_ring.init(1, S::DqStages + Consumers);
     fence_barrier_init();
   }
   __syncthreads();

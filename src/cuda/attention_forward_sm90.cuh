@@ -105,7 +105,6 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
   // from it too: which tiles are visited, and which are masked. It keeps that, and what products
   // are issued with, in registers of the warp.
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - 4, consumer = warp / 4;
-  const bool leads_warp = threadIdx.x % 32 == 0;
   // This thread's first row, and its warp's, within the block.
   const int warp_row = 16 * warp;
   const int row = warp_row + threadIdx.x % 32 / 4;
@@ -135,9 +134,6 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
 #pragma unroll
     for (int i = 0; i < S::Keys / 16; ++i) wgmma<T, outer>(o, weights[i], v.at(i * 16 * 128), 1);
     wgmma_commit();
-  };
-  const auto release = [&](Barrier& barrier) {
-    if (leads_warp) barrier.arrive();
   };
 
   for (;;) {
@@ -197,9 +193,9 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       // A tile that no row of this warpgroup sees.
       const auto pass_over = [&](int tile) {
         shared.k_ring.wait_full(turn);
-        release(shared.k_ring.empty[turn.stage]);
+        shared.k_ring.empty[turn.stage].arrive_as_warp();
         wait_values(tile);
-        release(shared.v_ring.empty[turn.stage]);
+        shared.v_ring.empty[turn.stage].arrive_as_warp();
         turn.next();
         turnstile.enter();
         turnstile.pass();
@@ -211,7 +207,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       shared.k_ring.wait_full(turn);
       issue_scores(turn.stage);
       wgmma_wait<0>(s);
-      release(shared.k_ring.empty[turn.stage]);
+      shared.k_ring.empty[turn.stage].arrive_as_warp();
       weigh(tile);
       pack_operands<T>(weights, s);
 
@@ -225,11 +221,11 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         issue_output(turn.stage);
         turnstile.pass();
         wgmma_wait<1>(s);
-        release(shared.k_ring.empty[next.stage]);
+        shared.k_ring.empty[next.stage].arrive_as_warp();
         const bool rescale = weigh(tile - 1);
         wgmma_wait<0>(o);
         touch(s);  // the weights under way are not overwritten before this point
-        release(shared.v_ring.empty[turn.stage]);
+        shared.v_ring.empty[turn.stage].arrive_as_warp();
         turn = next;
         if (rescale) {
 #pragma unroll
@@ -237,14 +233,14 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         }
         pack_operands<T>(weights, s);
       }
-      release(shared.q_ring.empty[0]);
+      shared.q_ring.empty[0].arrive_as_warp();
       q_turn.next();
 
       wait_values(tile);
       issue_output(turn.stage);
       softmax.finish(p.scale, lse);
       wgmma_wait<0>(o);
-      release(shared.v_ring.empty[turn.stage]);
+      shared.v_ring.empty[turn.stage].arrive_as_warp();
       turn.next();
       while (--tile >= work.tiles.begin) pass_over(tile);
       if (work.tainted[0] || work.tainted[1] || work.tainted[2])
@@ -270,13 +266,13 @@ __global__ void __launch_bounds__(S::Threads, 1)
     prefetch_map(p.q);
     prefetch_map(p.k);
     prefetch_map(p.v);
-    constexpr int ConsumerWarps = 4 * S::Consumers;
-    shared.q_ring.init(1, ConsumerWarps);
-    shared.k_ring.init(1, ConsumerWarps);
-    shared.v_ring.init(1, ConsumerWarps);
+    constexpr int Consumers = 4 * S::Consumers * kArrivalsOfWarp;  // warps
+    shared.q_ring.init(1, Consumers);
+    shared.k_ring.init(1, Consumers);
+    shared.v_ring.init(1, Consumers);
     for (Barrier& barrier : shared.requested) barrier.init(1);
-    for (Barrier& barrier : shared.inspected) barrier.init(3);
-    shared.work_ring.init(1, 3 + ConsumerWarps);
+    for (Barrier& barrier : shared.inspected) barrier.init(3 * kArrivalsOfWarp);
+    shared.work_ring.init(1, 3 * kArrivalsOfWarp + Consumers);
     fence_barrier_init();
   }
   __syncthreads();

@@ -159,7 +159,7 @@ struct WorkReader {
   // The Work taken last is no longer read.
   __device__ void release() {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) shared.work_ring.empty[turn.stage].arrive();
+    shared.work_ring.empty[turn.stage].arrive_as_warp();
     turn.next();
   }
 };
@@ -256,7 +256,8 @@ __device__ void inspect(Shared<S>& shared) {
       }
       fence_async_proxy();
       if (__any_sync(0xffffffff, taint) && lane == 0) work.tainted[warp] = true;
-      if (lane == 0) shared.inspected[stage].arrive();
+      __syncwarp();
+      shared.inspected[stage].arrive_as_warp();
     }
     copied += tiles.end - tiles.begin;
     reader.release();

@@ -10,6 +10,16 @@ __device__ inline std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// How many arrivals a warp makes where it arrives as one (Barrier::arrive_as_warp).
+// compute-sanitizer's racecheck does not know that lanes wait for each other in __syncwarp: one
+// lane that arrives for all of them is reported as a hazard of what the others read or wrote. Built
+// for it (QKV_RACECHECK), every lane arrives for itself.
+#ifdef QKV_RACECHECK
+inline constexpr int kArrivalsOfWarp = 32;
+#else
+inline constexpr int kArrivalsOfWarp = 1;
+#endif
+
 // A phase ends when `count` arrivals and all announced bytes have come. Whoever waits names the
 // phase by its parity: phase 0 is the first, and waiting for parity 1 on a new barrier passes.
 struct Barrier {
@@ -22,6 +32,12 @@ struct Barrier {
   __device__ void arrive() {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word))
                  : "memory");
+  }
+  // Called by all lanes of a warp, in step. What they read and wrote comes before it if a
+  // __syncwarp lies between; what only tensor cores read, which finish for a warp at once, needs
+  // none.
+  __device__ void arrive_as_warp() {
+    if (kArrivalsOfWarp > 1 || threadIdx.x % 32 == 0) arrive();
   }
   // Arrives and announces bytes that the copy engine will bring in this phase.
   __device__ void expect(int bytes) {
