@@ -302,23 +302,23 @@ class Block {
     if (!all_finite(factors, count_)) return add_received_by_pairs(kept, count, factors, received);
     const hn::ScalableTag<float> d;
     using V = hn::Vec<decltype(d)>;
-    // Tiles are whole multiples of 32 keys.
-    constexpr auto kTogether = std::min<std::int64_t>(4, 32 / hn::MaxLanes(d));
+    // Tiles are whole multiples of 32 keys. A chain of sums would be waited for: as many as fit.
+    constexpr auto kTogether = std::min<std::int64_t>(8, 32 / hn::MaxLanes(d));
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
     const Scratch<float> all(engine_.tile_keys);
     for (std::int64_t j = 0; j < count; j += kTogether * lanes) {
       V sums[kTogether];
-      HWY_UNROLL(4)
+      HWY_UNROLL(8)
       for (V& sum : sums) sum = hn::Zero(d);
       const float* row = kept + j;
       for (std::int64_t r = 0; r < count_; ++r, row += engine_.tile_keys) {
         const V factor = hn::Set(d, factors[r]);
-        HWY_UNROLL(4)
+        HWY_UNROLL(8)
         for (std::int64_t i = 0; i < kTogether; ++i) {
           sums[i] = hn::MulAdd(hn::LoadU(d, row + i * lanes), factor, sums[i]);
         }
       }
-      HWY_UNROLL(4)
+      HWY_UNROLL(8)
       for (std::int64_t i = 0; i < kTogether; ++i)
         hn::StoreU(sums[i], d, all.get() + j + i * lanes);
     }

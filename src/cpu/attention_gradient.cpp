@@ -59,43 +59,14 @@ struct RightRows {
   const std::vector<Panel::Element>& non_finite;
 };
 
-// Rows of a block as a left operand (turned where products want that), and without NaN and
-// infinities as a right one.
-class BlockRows {
+// Rows as f32: where they lie, or a copy.
+class PlainRows {
  public:
-  BlockRows(std::int64_t rows, std::int64_t columns)
-      : columns_(columns), most_(rows), turned_(kTurns ? rows * columns : 0) {}
-
-  void load(const Rows& from, std::int64_t count) {
-    refer_or_copy(from, count);
-    for (std::int64_t r = 0; kTurns && r < count; r += kRowsTogether) {
-      transpose_block(data_ + r * stride_, stride_,
-                      std::min<std::int64_t>(kRowsTogether, count - r), columns_,
-                      turned_.get() + r * columns_, kRowsTogether);
-    }
-    finite_ = true;
-    for (std::int64_t r = 0; r < count && finite_; ++r) {
-      finite_ = all_finite(data_ + r * stride_, columns_);
-    }
-    if (finite_) return;
-    if (clean_.data.get() == nullptr) clean_ = Panel(most_, columns_);
-    clean_.load(from, count, columns_);
-    clean_.clean(count);
-  }
-  Left left() const {
-    return kTurns ? Left{turned_.get(), columns_, kRowsTogether} : Left{data_, stride_, 1};
-  }
-  RightRows right() const {
-    return {finite_ ? Right{data_, stride_} : Right{clean_.data.get(), clean_.stride},
-            finite_ ? copy_.non_finite : clean_.non_finite};
-  }
-
- private:
-  static constexpr bool kTurns = kRowsTogether > 1;
+  PlainRows(std::int64_t rows, std::int64_t columns) : columns_(columns), most_(rows) {}
 
   // Rows of whole vectors need no copy, unless they lie far apart: their cache lines would fight
   // for the same few sets.
-  void refer_or_copy(const Rows& from, std::int64_t count) {
+  void load(const Rows& from, std::int64_t count) {
     const bool whole = from.step == 1 && columns_ % 16 == 0;
     if (from.dtype == DType::f32 && whole && from.stride <= 2 * columns_) {
       data_ = reinterpret_cast<const float*>(from.data);
@@ -107,19 +78,83 @@ class BlockRows {
     data_ = copy_.data.get();
     stride_ = copy_.stride;
   }
+  const float* row(std::int64_t r) const { return data_ + r * stride_; }
+  std::int64_t stride() const { return stride_; }
 
+ private:
   std::int64_t columns_, most_;
   const float* data_ = nullptr;  // of a tensor, or of the copy
   std::int64_t stride_ = 0;
-  Panel copy_, clean_;
-  Scratch<float> turned_;
+  Panel copy_;
+};
+
+// Rows as a right operand, without NaN and infinities.
+class CleanRows {
+ public:
+  CleanRows(std::int64_t rows, std::int64_t columns)
+      : plain_(rows, columns), columns_(columns), most_(rows) {}
+
+  void load(const Rows& from, std::int64_t count) {
+    plain_.load(from, count);
+    finite_ = true;
+    for (std::int64_t r = 0; r < count && finite_; ++r) {
+      finite_ = all_finite(plain_.row(r), columns_);
+    }
+    clean_.non_finite.clear();
+    if (finite_) return;
+    if (clean_.data.get() == nullptr) clean_ = Panel(most_, columns_);
+    clean_.load(from, count, columns_);
+    clean_.clean(count);
+  }
+  const PlainRows& plain() const { return plain_; }  // NaN and infinities included
+  RightRows right() const {
+    return {
+        finite_ ? Right{plain_.row(0), plain_.stride()} : Right{clean_.data.get(), clean_.stride},
+        clean_.non_finite};
+  }
+
+ private:
+  PlainRows plain_;
+  std::int64_t columns_, most_;
+  Panel clean_;  // where some are not finite
   bool finite_ = true;
+};
+
+// Rows of a block as a left operand, turned where products want that, and as a right one.
+class BlockRows {
+ public:
+  BlockRows(std::int64_t rows, std::int64_t columns)
+      : rows_(rows, columns), columns_(columns), turned_(kTurns ? rows * columns : 0) {}
+
+  void load(const Rows& from, std::int64_t count) {
+    rows_.load(from, count);
+    const PlainRows& plain = rows_.plain();
+    for (std::int64_t r = 0; kTurns && r < count; r += kRowsTogether) {
+      transpose_block(plain.row(r), plain.stride(),
+                      std::min<std::int64_t>(kRowsTogether, count - r), columns_,
+                      turned_.get() + r * columns_, kRowsTogether);
+    }
+  }
+  Left left() const {
+    const PlainRows& plain = rows_.plain();
+    return kTurns ? Left{turned_.get(), columns_, kRowsTogether}
+                  : Left{plain.row(0), plain.stride(), 1};
+  }
+  RightRows right() const { return rows_.right(); }
+
+ private:
+  static constexpr bool kTurns = kRowsTogether > 1;
+
+  CleanRows rows_;
+  std::int64_t columns_;
+  Scratch<float> turned_;
 };
 
 // One tile of keys: K as rows, K and V as columns, and the sums of dK and dV.
 struct KeyTile {
   std::int64_t first = 0, keys = 0;
-  Panel k, dk, dv;
+  CleanRows k;
+  Panel dk, dv;
   Scratch<float> k_columns, v_columns;
 
   KeyTile(const AttentionProblem& problem, std::int64_t sequence, std::int64_t key_head,
@@ -130,14 +165,16 @@ struct KeyTile {
         k_columns(problem.head_size * kGradientKeys),
         v_columns(problem.value_size * kGradientKeys) {
     const AttentionSequence& s = problem.sequences[sequence];
-    k.load(rows_of(problem.k, s.k_batch, key_head, s.k_start + first), keys, problem.head_size);
-    Panel v(kGradientKeys, problem.value_size);
-    v.load(rows_of(problem.v, s.k_batch, key_head, s.k_start + first), keys, problem.value_size);
-    pack_columns(k.data.get(), k.stride, keys, kGradientKeys, problem.head_size, k_columns.get());
-    pack_columns(v.data.get(), v.stride, keys, kGradientKeys, problem.value_size, v_columns.get());
-    k.clean(keys);  // the columns keep what is not finite: scores must show it
+    k.load(rows_of(problem.k, s.k_batch, key_head, s.k_start + first), keys);
+    PlainRows v(kGradientKeys, problem.value_size);
+    v.load(rows_of(problem.v, s.k_batch, key_head, s.k_start + first), keys);
+    // The columns keep what is not finite: scores must show it.
+    pack(k.plain(), problem.head_size, k_columns.get());
+    pack(v, problem.value_size, v_columns.get());
   }
-  RightRows key_rows() const { return {{k.data.get(), k.stride}, k.non_finite}; }
+  void pack(const PlainRows& rows, std::int64_t size, float* columns) const {
+    pack_columns(rows.row(0), rows.stride(), keys, kGradientKeys, size, columns);
+  }
   void begin_sums(const AttentionProblem& problem) {
     dk = Panel(kGradientKeys, problem.head_size);
     dv = Panel(kGradientKeys, problem.value_size);
@@ -199,7 +236,11 @@ class RowBlock {
     scorer_.set_tile(tile.first, tile.keys, columns);
     for (std::int64_t r = 0; r < count_; ++r) {
       scorer_.finish_row(r, weights(r), partial_, false, slope_.get());
-      differentiate_row(r, tile.first, columns);
+      if (partial_) {
+        differentiate_row<true>(r, tile.first, columns);
+      } else {
+        differentiate_row<false>(r, tile.first, columns);
+      }
     }
     return true;
   }
@@ -215,7 +256,7 @@ class RowBlock {
     const std::int64_t d = problem_.head_size, dv = problem_.value_size;
     add(weights_, true, dout_.right(), tile.dv, {tile.keys, dv, count_});
     add(ds_, true, q_.right(), tile.dk, {tile.keys, d, count_});
-    add(ds_, false, tile.key_rows(), dq_, {count_, d, tile.keys});
+    add(ds_, false, tile.k.right(), dq_, {count_, d, tile.keys});
   }
   void apply_softcap_slope(std::int64_t columns);
 
@@ -236,6 +277,7 @@ class RowBlock {
     }
   }
 
+  template <bool kPartial>
   void differentiate_row(std::int64_t r, std::int64_t first_key, std::int64_t columns) {
     const D d;
     const std::int64_t at = lse_base_ + rows_[r];
@@ -272,8 +314,10 @@ class RowBlock {
       for (int i = 0; i < kTogether; ++i) {
         const std::int64_t column = j + i * lanes;
         const V raw = hn::LoadU(d, p_row + column);
-        const auto hidden = hn::Eq(raw, hn::Set(d, -kInfinity));
-        V p = hn::IfThenZeroElse(hidden, hn::Mul(weights[i], factor));
+        const auto visible = [&](V x) HWY_ATTR {  // of hidden pairs 0
+          return kPartial ? hn::IfThenZeroElse(hn::Eq(raw, hn::Set(d, -kInfinity)), x) : x;
+        };
+        V p = visible(hn::Mul(weights[i], factor));
         V change = hn::LoadU(d, ds_row + column);
         if (has_dropout) change = hn::Mul(change, hn::LoadU(d, keep_.get() + column));
         change = hn::Sub(change, minus);
@@ -281,7 +325,7 @@ class RowBlock {
           change = hn::NegMulAdd(hn::Set(d, dentropy),
                                  hn::Sub(hn::Mul(raw, unit), hn::Set(d, mean_score)), change);
         }
-        hn::StoreU(hn::IfThenZeroElse(hidden, hn::Mul(p, change)), d, ds_row + column);
+        hn::StoreU(visible(hn::Mul(p, change)), d, ds_row + column);
         if (has_dropout) p = hn::Mul(p, hn::LoadU(d, keep_.get() + column));
         hn::StoreU(p, d, p_row + column);
       }
@@ -324,12 +368,12 @@ Rows part_rows(float* part, std::int64_t row, std::int64_t size) {
 
 void store_panel(const Panel& panel, std::int64_t rows, std::int64_t columns, float scale,
                  const Rows& to) {
+  const bool direct = to.dtype == DType::f32 && to.step == 1;
   for (std::int64_t r = 0; r < rows; ++r) {
     float* row = panel.data.get() + r * panel.stride;
-    if (scale != 1) {
-      for (std::int64_t i = 0; i < columns; ++i) row[i] *= scale;
-    }
-    store_row(row, columns, to, r);
+    float* scaled = direct ? reinterpret_cast<float*>(to.row(r)) : row;
+    for (std::int64_t i = 0; i < columns; ++i) scaled[i] = row[i] * scale;
+    if (!direct) store_row(row, columns, to, r);
   }
 }
 
