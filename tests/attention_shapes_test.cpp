@@ -75,7 +75,7 @@ TEST_P(AttentionShapes, MixedStrides) {
 }
 
 TEST_P(AttentionShapes, AnyScale) {
-  for (const float scale : {0.0f, -0.25f, 1.0f, 1.0f / 16, 1e-6f, 3.0f, 40.0f}) {
+  for (const float scale : {0.0f, -0.25f, 1.0f, 1.0f / 16, 1e-6f, 2e-38f, 3.0f, 40.0f}) {
     for (const bool causal : {false, true}) {
       check_attention({.name = "scale " + std::to_string(scale),
                        .queries = 29,

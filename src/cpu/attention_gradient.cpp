@@ -294,6 +294,7 @@ class RowBlock {
     }
     const V unit = hn::Set(d, scorer_.unit());
     const V to_log2 = hn::Set(d, scorer_.unit() * std::numbers::log2e_v<float>);
+    const V least = hn::Set(d, least_exponent(scorer_.unit() * std::numbers::log2e_v<float>));
     const V shift = hn::Set(d, in_.shifts[at]), factor = hn::Set(d, in_.factors[at]);
     const V minus = hn::Set(d, subtract);
     float* p_row = weights(r);
@@ -307,9 +308,9 @@ class RowBlock {
       for (int i = 0; i < kTogether; ++i) {
         // s <= lse but for rounding; the bound keeps a wrong lse from overflowing.
         const V above = hn::Sub(hn::LoadU(d, p_row + j + i * lanes), shift);
-        weights[i] = min_keeping_nan(hn::Zero(d), hn::Mul(above, to_log2));
+        weights[i] = min_keeping_nan(hn::Zero(d), above);
       }
-      exp2_each<5>(d, weights);
+      exp2_scaled<5>(d, to_log2, least, weights);
       HWY_UNROLL(4)
       for (int i = 0; i < kTogether; ++i) {
         const std::int64_t column = j + i * lanes;

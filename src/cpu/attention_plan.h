@@ -24,9 +24,10 @@ struct Rows {
 Rows rows_of(const Tensor& x, std::int64_t batch, std::int64_t head, std::int64_t first_row);
 
 // Scores are a positive scale times q . k and nothing else: then rows of a tile may stay q . k, and
-// the scale is left to the exponential.
+// the scale is left to the exponential, if it is large enough to divide by.
+inline constexpr float kLeastScale = 1e-30f;
 inline bool is_plain(const AttentionProblem& problem) {
-  return problem.scale > 0 && problem.softcap == 0 && !problem.bias.defined() &&
+  return problem.scale > kLeastScale && problem.softcap == 0 && !problem.bias.defined() &&
          !problem.has_diagonal_bias();
 }
 

@@ -122,35 +122,55 @@ HWY_INLINE V exp2_fast(D d, V x) {
 #endif
 }
 
-// exp2_fast of kCount vectors, step by step side by side where the machine finds too little to do
-// in one of them after the other.
+// p(-x).
+template <int kTerms>
+constexpr Polynomial<kTerms> mirrored(Polynomial<kTerms> p) {
+  for (int i = kTerms - 2; i >= 0; i -= 2) {
+    for (float& copy : p.terms[i]) copy = -copy;
+  }
+  return p;
+}
+template <int kDegree>
+inline constexpr Polynomial<kDegree + 1> kExp2Minus = mirrored(kExp2<kDegree>);
+
+// What x times a positive scale makes -127 or about it, below which exp2_scaled gives 0.
+inline float least_exponent(float scale) { return -127.0f / scale; }
+
+// x = 2^(scale x) of kCount vectors with scale x <= 127, as exp2_fast. On Arm step by step side by
+// side, since it finds too little to do in one vector after the other; `least` is
+// least_exponent(scale), and one fused multiply-add leaves the product less its whole number.
 template <int kDegree, int kCount, class D, class V = hn::Vec<D>>
-HWY_INLINE void exp2_each(D d, V (&x)[kCount]) {
+HWY_INLINE void exp2_scaled(D d, V scale, [[maybe_unused]] V least, V (&x)[kCount]) {
 #if HWY_TARGET == HWY_NEON
+  static constexpr Polynomial<1> kMagic = polynomial({12583039.0f});  // as in exp2_fast
   const hn::RebindToSigned<D> di;
-  const V magic = hn::Set(d, 12583039.0f);
+  const V magic = hn::Set(d, kMagic.terms[0][0]);
   V power[kCount], p[kCount];
   HWY_UNROLL(8)
-  for (int i = 0; i < kCount; ++i) x[i] = max_keeping_nan(hn::Set(d, -127.0f), x[i]);
+  for (int i = 0; i < kCount; ++i) x[i] = max_keeping_nan(least, x[i]);
   HWY_UNROLL(8)
-  for (int i = 0; i < kCount; ++i) power[i] = hn::Add(x[i], magic);
+  for (int i = 0; i < kCount; ++i) {
+    power[i] = hn::MulAdd(x[i], scale, addend(d, kMagic.terms[0]));
+  }
   HWY_UNROLL(8)
-  for (int i = 0; i < kCount; ++i) x[i] = hn::Sub(x[i], hn::Sub(power[i], magic));
-  evaluate(d, kExp2<kDegree>, x, p);
+  for (int i = 0; i < kCount; ++i) {
+    x[i] = hn::NegMulAdd(x[i], scale, hn::Sub(power[i], magic));
+  }
+  evaluate(d, kExp2Minus<kDegree>, x, p);
   HWY_UNROLL(8)
   for (int i = 0; i < kCount; ++i) {
     x[i] = hn::Mul(p[i], hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, power[i]))));
   }
 #else
   HWY_UNROLL(4)
-  for (int i = 0; i < kCount; ++i) x[i] = exp2_fast<kDegree>(d, x[i]);
+  for (int i = 0; i < kCount; ++i) x[i] = exp2_fast<kDegree>(d, hn::Mul(x[i], scale));
 #endif
 }
 
-// kExp2<5> of -f.
-inline constexpr Polynomial<6> kExp2Minus =
-    polynomial({-0.001326472731307149f, 0.009671512991189957f, -0.05550733581185341f,
-                0.24022242426872253f, -0.6931470036506653f, 1.0f});
+template <int kDegree, int kCount, class D, class V = hn::Vec<D>>
+HWY_INLINE void exp2_each(D d, V (&x)[kCount]) {
+  exp2_scaled<kDegree>(d, hn::Set(d, 1.0f), hn::Set(d, least_exponent(1)), x);
+}
 
 // y = 2^(a (h - minus_rest)) for kCount vectors, a h from -127 to 0 and what is left out of h much
 // smaller: relative error 5e-7, also where a h is large and its rounding alone would take more. One
@@ -170,7 +190,7 @@ HWY_INLINE void exp2_product(D d, const V (&a)[kCount], const V (&h)[kCount],
   }
   HWY_UNROLL(8)
   for (int i = 0; i < kCount; ++i) minus_f[i] = hn::MulAdd(minus_rest[i], a[i], minus_f[i]);
-  evaluate(d, kExp2Minus, minus_f, y);
+  evaluate(d, kExp2Minus<5>, minus_f, y);
   HWY_UNROLL(8)
   for (int i = 0; i < kCount; ++i) {
     y[i] = hn::Mul(y[i], hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, power[i]))));

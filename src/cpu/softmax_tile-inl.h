@@ -416,7 +416,7 @@ class SoftmaxRows {
     const D d;
     float* row = tile.scores + r * tile.stride;
     const V shift = hn::Set(d, shift_[r]), scale = hn::Set(d, to_log2_);
-    const V factor = hn::Set(d, factor_[r]);
+    const V least = hn::Set(d, least_exponent(to_log2_)), factor = hn::Set(d, factor_[r]);
     V total = hn::Mul(hn::Load(d, total_.get() + r * lanes_), factor);
     [[maybe_unused]] V weighted[2] = {hn::Zero(d), hn::Zero(d)};
     const bool watched =
@@ -433,9 +433,9 @@ class SoftmaxRows {
       V weights[kTogether];
       HWY_UNROLL(8)
       for (int i = 0; i < kTogether; ++i) {
-        weights[i] = hn::Mul(hn::Sub(hn::LoadU(d, row + j + i * lanes), shift), scale);
+        weights[i] = hn::Sub(hn::LoadU(d, row + j + i * lanes), shift);
       }
-      exp2_each<kNarrow ? 4 : 5>(d, weights);
+      exp2_scaled<kNarrow ? 4 : 5>(d, scale, least, weights);
       if (watched) add_weighted(row + j, shift, partial, weights, weighted);
       total = hn::Add(total, sum_of<kTogether>(weights));
       HWY_UNROLL(8)
