@@ -292,9 +292,9 @@ class RowBlock {
     if (has_dropout) {
       dropout_row(problem_, sequence_, head_, rows_[r], first_key, columns, keep_.get());
     }
+    const float exponent = scorer_.unit() * std::numbers::log2e_v<float>;
     const V unit = hn::Set(d, scorer_.unit());
-    const V to_log2 = hn::Set(d, scorer_.unit() * std::numbers::log2e_v<float>);
-    const V least = hn::Set(d, least_exponent(scorer_.unit() * std::numbers::log2e_v<float>));
+    const V to_log2 = hn::Set(d, exponent), least = hn::Set(d, least_exponent(exponent));
     const V shift = hn::Set(d, in_.shifts[at]), factor = hn::Set(d, in_.factors[at]);
     const V minus = hn::Set(d, subtract);
     float* p_row = weights(r);

@@ -98,6 +98,10 @@ inline constexpr Polynomial<5> kExp2<4> = polynomial({0.009582852944731712f, 0.0
                                                       0.24024099111557007f, 0.6931241750717163f,
                                                       1.0f});
 
+// 1.5 * 2^23 + 127: added to x it rounds x to an integer k and leaves k + 127 in the low bits;
+// shifted up they are 2^k.
+inline constexpr Polynomial<1> kMagic = polynomial({12583039.0f});
+
 // 2^x for x <= 127, relative error below 2e-7 (4e-6 by degree 4, enough for a bf16 result); exactly
 // 1 at 0, exactly 0 below -127 (so -inf gives 0), NaN for NaN. Above 127 undefined: a softmax never
 // asks.
@@ -111,10 +115,8 @@ HWY_INLINE V exp2_fast(D d, V x) {
   const __mmask16 normal = _mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   return V{_mm512_maskz_scalef_ps(normal, p.raw, k.raw)};
 #else
-  // Adding 1.5 * 2^23 + 127 rounds t to an integer k and leaves k + 127 in the low bits; shifted up
-  // they are 2^k.
   const hn::RebindToSigned<D> di;
-  const V magic = hn::Set(d, 12583039.0f);
+  const V magic = hn::Set(d, kMagic.terms[0][0]);
   const V t = max_keeping_nan(hn::Set(d, -127.0f), x);
   const V shifted = hn::Add(t, magic);
   const V p = evaluate(d, kExp2<kDegree>, hn::Sub(t, hn::Sub(shifted, magic)));
@@ -142,7 +144,6 @@ inline float least_exponent(float scale) { return -127.0f / scale; }
 template <int kDegree, int kCount, class D, class V = hn::Vec<D>>
 HWY_INLINE void exp2_scaled(D d, V scale, [[maybe_unused]] V least, V (&x)[kCount]) {
 #if HWY_TARGET == HWY_NEON
-  static constexpr Polynomial<1> kMagic = polynomial({12583039.0f});  // as in exp2_fast
   const hn::RebindToSigned<D> di;
   const V magic = hn::Set(d, kMagic.terms[0][0]);
   V power[kCount], p[kCount];
@@ -180,7 +181,7 @@ template <int kCount, class D, class V = hn::Vec<D>>
 HWY_INLINE void exp2_product(D d, const V (&a)[kCount], const V (&h)[kCount],
                              const V (&minus_rest)[kCount], V (&y)[kCount]) {
   const hn::RebindToSigned<D> di;
-  const V magic = hn::Set(d, 12583039.0f);  // as in exp2_fast
+  const V magic = hn::Set(d, kMagic.terms[0][0]);
   V power[kCount], minus_f[kCount];
   HWY_UNROLL(8)
   for (int i = 0; i < kCount; ++i) power[i] = hn::Add(hn::Mul(h[i], a[i]), magic);
