@@ -1,7 +1,10 @@
 // Adversarial values: enormous scores, one dominant key, all equal, subnormals.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "core/dispatch.h"
 #include "qkv/ops.h"
@@ -106,6 +109,78 @@ TEST_P(AttentionHostile, OneDominantKey) {
     });
     SCOPED_TRACE("key " + std::to_string(key) + " " + to_string(GetParam()));
     check_attention(in);
+  }
+}
+
+// Over more tiles than one the largest score of a row rises a little or a lot, is negative first,
+// last or always, or comes after a NaN: every way in which a maximum moves, or need not.
+TEST_P(AttentionHostile, MaximaThatMove) {
+  constexpr std::int64_t kKeys = 600;
+  using Score = float (*)(std::int64_t key);
+  constexpr std::pair<const char*, Score> kScores[] = {
+      {"rising", [](std::int64_t j) { return 0.1f * static_cast<float>(j - kKeys / 2); }},
+      {"falling", [](std::int64_t j) { return 0.1f * static_cast<float>(kKeys / 2 - j); }},
+      {"a little", [](std::int64_t j) { return 0.005f * static_cast<float>(j); }},
+      {"negative", [](std::int64_t j) { return -25 - 0.01f * static_cast<float>(j); }},
+      {"negative but for one", [](std::int64_t j) { return j == 5 ? 6.0f : -9.0f; }},
+      {"one far above", [](std::int64_t j) { return j == 300 ? 60.0f : 0.0f; }},
+      {"far below at the end", [](std::int64_t j) { return j < 400 ? 0.0f : -90.0f; }},
+      {"NaN", [](std::int64_t j) { return j == 37 ? std::nanf("") : 1.0f; }},
+  };
+  constexpr Statistics kSets[] = {
+      Statistics::none,
+      Statistics::max_logit | Statistics::score_moments | Statistics::entropy |
+          Statistics::saturation,
+      Statistics::max_logit | Statistics::top_weight,
+  };
+  for (const auto& [name, score] : kScores) {
+    for (const std::int64_t size : {64, 128}) {
+      for (const Statistics wanted : kSets) {
+        const AttentionInputs in = make_inputs({.batch = 1,
+                                                .queries = 70,
+                                                .keys = kKeys,
+                                                .head_size = size,
+                                                .causal = size == 128,
+                                                .statistics = wanted},
+                                               GetParam());
+        // The first element adds `score` to every score of a key.
+        dispatch_float(GetParam(), [&]<class T>() {
+          for (std::int64_t row = 0; row < in.q.numel() / size; ++row) {
+            in.q.data<T>()[row * size] = T(std::sqrt(static_cast<float>(size)));
+          }
+          for (std::int64_t row = 0; row < in.k.numel() / size; ++row) {
+            in.k.data<T>()[row * size] = T(score(row % kKeys));
+          }
+        });
+        SCOPED_TRACE(fmt::format("{}, head size {}, statistics {}, {}", name, size,
+                                 static_cast<int>(wanted), to_string(GetParam())));
+        check_attention(in, Pass::forward);
+      }
+    }
+  }
+}
+
+// A visible NaN is the largest logit of its head, however scores are computed; a hidden one is not.
+TEST_P(AttentionHostile, NaNAmongLogits) {
+  const Statistics wanted = Statistics::max_logit | Statistics::entropy;
+  const AttentionCase cases[] = {
+      {.name = "plain", .queries = 40, .keys = 150},
+      {.name = "softcap", .queries = 40, .keys = 150, .softcap = 5},
+      {.name = "bias", .queries = 40, .keys = 150, .bias = {1, 2, 40, 150}},
+      {.name = "decode", .queries = 1, .keys = 2100, .head_size = 64},
+      {.name = "decode, slopes", .queries = 1, .keys = 2100, .head_size = 64, .slopes = {2}},
+  };
+  for (AttentionCase c : cases) {
+    for (const bool is_seen : {false, true}) {
+      c.statistics = wanted;
+      c.key_lengths = is_seen ? std::vector<std::int32_t>{} : std::vector<std::int32_t>{37, 30};
+      const AttentionInputs in = make_inputs(c, GetParam());
+      dispatch_float(GetParam(), [&]<class T>() {
+        in.k.data<T>()[37 * c.head_size] = T(std::nanf(""));  // of the first sequence and head
+      });
+      SCOPED_TRACE(fmt::format("{}, {}, {}", c.name, is_seen, to_string(GetParam())));
+      check_attention(in, Pass::forward);
+    }
   }
 }
 

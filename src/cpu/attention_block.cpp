@@ -435,7 +435,7 @@ void write_statistics(const AttentionStatistics& statistics, const BlockSums& su
 }
 
 void BlockSums::add(const BlockSums& other) {
-  max_logit = std::isnan(max_logit) || other.max_logit <= max_logit ? max_logit : other.max_logit;
+  max_logit = larger(max_logit, other.max_logit);
   rows += other.rows;
   entropy += other.entropy;
   entropy_relative += other.entropy_relative;

@@ -2,6 +2,7 @@
 // bias along diagonals.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -22,6 +23,9 @@ struct Rows {
   Rows from(std::int64_t i) const { return {row(i), dtype, stride, step}; }
 };
 Rows rows_of(const Tensor& x, std::int64_t batch, std::int64_t head, std::int64_t first_row);
+
+// The larger one; NaN stays.
+inline float larger(float a, float b) { return std::isnan(a) || b <= a ? a : b; }
 
 // Scores are a positive scale times q . k and nothing else: then rows of a tile may stay q . k, and
 // the scale is left to the exponential, if it is large enough to divide by.

@@ -192,7 +192,11 @@ class DecodeChunks {
       } else {
         weigh_row<false>(r, scorer.unit(), part);
       }
-      part.sums.max_logit = scorer.is_plain() ? part.maximum : scorer.max_logit();
+      // The sum of weights knows of NaN, the maximum does not.
+      const bool is_unknown = std::isnan(part.total) && part.maximum != kInfinity;
+      part.sums.max_logit = !scorer.is_plain() ? scorer.max_logit()
+                            : is_unknown       ? std::nanf("")
+                                               : part.maximum;
       if (result_.weights != nullptr) std::copy_n(row, columns_, result_.weights + r * kStride);
     }
   }

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "cpu/attention_mask.h"
@@ -57,7 +58,9 @@ class ScoreRows {
   // A row holds scores divided by this.
   float unit() const { return plain_ ? problem_.scale : 1.0f; }
   // The largest visible a_ij so far; plain rows do not track it, their maximum is it.
-  float max_logit() const { return largest_lane(hn::Load(D(), max_logit_)); }
+  float max_logit() const {
+    return std::accumulate(max_logit_, max_logit_ + lanes_, -kInfinity, larger);
+  }
 
   // Whether the pair (r, column j of the tile) is visible: for the rare case that must know.
   bool sees(std::int64_t r, std::int64_t j) {
@@ -146,7 +149,11 @@ class ScoreRows {
         seen = hn::AndNot(hn::Eq(add, hidden), seen);  // -inf hides, even a NaN
         s = hn::Add(s, add);
       }
-      if (track_max) largest = hn::Max(largest, hn::IfThenElse(seen, a, hidden));
+      if (track_max) {  // as `larger`, in every lane
+        const V logit = hn::IfThenElse(seen, a, hidden);
+        const auto stays = hn::Or(hn::Le(logit, largest), hn::IsNaN(largest));
+        largest = hn::IfThenElse(stays, largest, logit);
+      }
       hn::StoreU(hn::IfThenElse(seen, s, hidden), d, row + j);
     }
     hn::Store(largest, d, max_logit_);

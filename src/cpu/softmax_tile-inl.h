@@ -129,6 +129,7 @@ class SoftmaxRows {
       result = {};
       const double total = sum_of(total_.get() + r * lanes_);
       result.sees = total != 0;  // NaN sees
+      result.largest = std::isnan(total) && maximum_[r] != kInfinity ? std::nanf("") : maximum_[r];
       if (!result.sees) continue;
       const double top_score = double{maximum_[r]} * unit_;
       const double reference = std::max(top_score, sink);
@@ -199,8 +200,8 @@ class SoftmaxRows {
     float last_visible = 0, log_visible = 0;
     for (std::int64_t r = 0; r < count_; ++r) {
       const Result& result = results_[r];
-      if (scorer_.is_plain()) sums.max_logit = std::max(sums.max_logit, maximum_[r] * unit_);
       if (!result.sees) continue;
+      if (scorer_.is_plain()) sums.max_logit = larger(sums.max_logit, result.largest * unit_);
       sums.rows += 1;
       sums.entropy += result.entropy;
       if (visible_[r] != last_visible) {  // mostly the same, or one more than in the row before
@@ -222,6 +223,7 @@ class SoftmaxRows {
  private:
   struct Result {
     bool sees = false;
+    float largest = 0;  // NaN if there was one: the sum of weights knows, the maximum does not
     float lse = 0, factor = 0, entropy = 0;
   };
 
