@@ -28,6 +28,11 @@ __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
+// The largest of a, b and c as integers: the largest number of them if one of them is not negative,
+// else some negative one. NaN counts as large. One instruction on Hopper, where fmaxf takes two.
+__device__ inline float larger_if_positive(float a, float b, float c) {
+  return __int_as_float(__vimax3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
+}
 __device__ inline float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffff, x, 1);
   return x + __shfl_xor_sync(0xffffffff, x, 2);
@@ -35,6 +40,7 @@ __device__ inline float quad_sum(float x) {
 
 // Nobody watches the scores. ScoreWatch (statistics.cuh) says what there is to watch.
 struct NoWatch {
+  static constexpr bool kFindsKeys = false;
   __device__ static float known(float largest) { return largest; }
   __device__ static bool counts() { return false; }
   __device__ void count(float) {}
@@ -52,48 +58,25 @@ struct OnlineSoftmax {
   static constexpr float kExtreme = 1 << 20;
 
   float maximum[2] = {-kInfinity, -kInfinity};
-  float top[2] = {-kInfinity, -kInfinity};  // the largest score there was, never below `maximum`
+  // The largest score there was; the lane's own part until `finish`, but never below `maximum`.
+  float top[2] = {-kInfinity, -kInfinity};
   float sum[2] = {0, 0};
+  bool settled = false;  // no maximum of the warp is negative, or beyond kExtreme
 
   // Scores to weights. `factor` is what the earlier weights, and what was made of them, must be
   // multiplied by. Returns whether some lane of the warp has a factor other than 1.
   template <int Count, class Watch>
   __device__ bool step(float (&s)[Count], float scale, float (&factor)[2], Watch& watch) {
-    float shift[2], largest_here[2];
-    bool extreme = false, counts = watch.counts();
-    largest_of_lane(s, largest_here);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) largest_here[r] = Watch::known(quad_max(largest_here[r]));
-    watch.find_keys(s, largest_here, top);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float largest = top[r] = fmaxf(largest_here[r], top[r]);
-      const bool keep = (largest - maximum[r]) * scale <= kSlack;
-      if (keep) largest = maximum[r];
-      // A row that has seen nothing has weights 2^(-inf - 0) = 0.
-      const float reference = largest == -kInfinity ? 0.f : largest;
-      factor[r] = keep ? 1.f : exp2_fast((maximum[r] - reference) * scale);
-      if (!keep) watch.rescale(r, factor[r], (reference - maximum[r]) * scale, sum[r]);
-      maximum[r] = largest;
-      shift[r] = reference * scale;
-      extreme |= fabsf(shift[r]) > kExtreme;
-      sum[r] *= factor[r];
-    }
-    if (__any_sync(0xffffffff, extreme)) {
-#pragma unroll
-      for (int i = 0; i < Count; ++i) {
-        if (counts) watch.count(s[i]);
-        const float largest = maximum[i / 2 % 2];
-        s[i] -= largest == -kInfinity ? 0.f : largest;
-      }
-      shift[0] = shift[1] = 0;
-      counts = false;
-    }
+    float shift[2] = {maximum[0] * scale, maximum[1] * scale};
+    bool counts = watch.counts(), moved = false;
+    factor[0] = factor[1] = 1;
+    if (Watch::kFindsKeys || !settled || !stays(s, scale))
+      moved = move(s, scale, factor, shift, counts, watch);
     if (counts)
       weigh<true>(s, scale, shift, watch);
     else
       weigh<false>(s, scale, shift, watch);
-    return __any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1);
+    return moved;
   }
 
   // The largest score of a row whose sum is whole. The sum knows of NaN, which a maximum does not.
@@ -105,11 +88,82 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] = quad_sum(sum[r]);
+      top[r] = quad_max(top[r]);
       lse[r] = sum[r] == 0 ? -kInfinity : (maximum[r] * scale + log2f(sum[r])) * kLn2;
     }
   }
 
  private:
+  // Most tiles of most rows have no score that would move the maximum. Of a settled warp that is
+  // seen with half the comparisons, and without an exchange between lanes.
+  template <int Count>
+  __device__ bool stays(const float (&s)[Count], float scale) {
+    static_assert(Count % 8 == 0);
+    float largest[4] = {s[0], s[1], s[2], s[3]};
+#pragma unroll
+    for (int i = 4; i + 4 < Count; i += 8) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+        largest[n] = larger_if_positive(largest[n], s[i + n], s[i + 4 + n]);
+    }
+    bool all_stay = true;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float& here = largest[2 * r];
+      here = larger_if_positive(here, largest[2 * r + 1], s[Count - 4 + 2 * r]);
+      here = larger_if_positive(here, s[Count - 4 + 2 * r + 1], here);
+      all_stay &= (here - maximum[r]) * scale <= kSlack;  // false where something is NaN
+    }
+    if (!__all_sync(0xffffffff, all_stay)) return false;
+    top[0] = fmaxf(top[0], largest[0]);  // which is not negative
+    top[1] = fmaxf(top[1], largest[2]);
+    return true;
+  }
+  // Moves the maximum where it must be, and `shift` = scale * maximum with it. Scores that would be
+  // counted too late are counted here, and no longer `counts`.
+  template <int Count, class Watch>
+  __device__ bool move(float (&s)[Count], float scale, float (&factor)[2], float (&shift)[2],
+                       bool& counts, Watch& watch) {
+    float largest_here[2];
+    bool extreme = false;
+    largest_of_lane(s, largest_here);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!Watch::kFindsKeys) largest_here[r] = fmaxf(largest_here[r], top[r]);
+      largest_here[r] = Watch::known(quad_max(largest_here[r]));
+    }
+    watch.find_keys(s, largest_here, top);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float largest = top[r] = fmaxf(largest_here[r], top[r]);
+      // Negative maxima move as soon as they can: they are the ones that do not settle.
+      const bool keep =
+          (largest - maximum[r]) * scale <= kSlack && !(maximum[r] < 0 && largest >= 0);
+      if (keep) largest = maximum[r];
+      // A row that has seen nothing has weights 2^(-inf - 0) = 0.
+      const float reference = largest == -kInfinity ? 0.f : largest;
+      factor[r] = keep ? 1.f : exp2_fast((maximum[r] - reference) * scale);
+      if (!keep) watch.rescale(r, factor[r], (reference - maximum[r]) * scale, sum[r]);
+      maximum[r] = largest;
+      shift[r] = reference * scale;
+      extreme |= fabsf(shift[r]) > kExtreme;
+      sum[r] *= factor[r];
+    }
+    extreme = __any_sync(0xffffffff, extreme);
+    settled = __all_sync(0xffffffff, maximum[0] >= 0 && maximum[1] >= 0) && !extreme;
+    if (extreme) {
+#pragma unroll
+      for (int i = 0; i < Count; ++i) {
+        if (counts) watch.count(s[i]);
+        const float largest = maximum[i / 2 % 2];
+        s[i] -= largest == -kInfinity ? 0.f : largest;
+      }
+      shift[0] = shift[1] = 0;
+      counts = false;
+    }
+    return __any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1);
+  }
+
   // Four comparisons at a time that do not wait for one another.
   template <int Count>
   __device__ static void largest_of_lane(const float (&s)[Count], float (&largest)[2]) {

@@ -33,6 +33,8 @@ inline constexpr float kHiddenScore = -1e37f, kLargestWatchedScale = 16;
 // Without FindsKeys, `top_key` is not looked for, and takes no registers.
 template <bool FindsKeys>
 struct ScoreWatch {
+  static constexpr bool kFindsKeys = FindsKeys;
+
   int top_key[2] = {-1, -1};
   float weighted[2] = {0, 0};    // sum of p log2(p), p being weights before the division
   float total = 0, squares = 0;  // of both rows: registers are few
