@@ -7,6 +7,7 @@ long cache. All take turns; reported are medians over the turns. A ratio is our 
 peer's: above 1, ours is faster.
 
     python3 bench/peers_gpu.py --qkv build/cuda/bin/qkv
+    python3 bench/peers_gpu.py --pause 30 --only fwd    # rested: what kernels do before power limits
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 
 TOKENS, HIDDEN = 16384, 2048
@@ -63,13 +65,13 @@ CASES += [Case((b, 32, 8, 1, length, 128))
 class Qkv:
     name = "qkv"
 
-    def __init__(self, binary):
-        self.binary = binary
+    def __init__(self, binary, pause_ms):
+        self.binary, self.pause_ms = binary, pause_ms
 
     def time(self, case, dtype):
         command = [self.binary, "bench", "attention", "--device", "cuda", "--json", "--dtype", dtype,
                    "--shape", ",".join(map(str, case.shape)),
-                   "--mask", "causal" if case.causal else "full"]
+                   "--mask", "causal" if case.causal else "full", "--pause", str(self.pause_ms)]
         run = subprocess.run(command + ["--backward"] * case.backward, capture_output=True,
                              text=True)
         if run.returncode != 0:
@@ -81,10 +83,10 @@ class Qkv:
 class Torch:
     """One kernel of scaled_dot_product_attention."""
 
-    def __init__(self, name, kernel):
+    def __init__(self, name, kernel, pause_ms):
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
-        self.torch, self.name = torch, name
+        self.torch, self.name, self.pause_ms = torch, name, pause_ms
         self.only = lambda: sdpa_kernel(getattr(SDPBackend, kernel))
 
     def time(self, case, dtype):
@@ -114,6 +116,10 @@ class Torch:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         times = []
         while sum(times) < 1e3 * seconds / 10 or len(times) < 5:
+            if self.pause_ms:  # as `qkv bench --pause`: rest, and what is not timed
+                time.sleep(1e-3 * self.pause_ms)
+                for _ in range(10):
+                    call()
             begin.record()
             for _ in range(10):
                 call()
@@ -129,14 +135,17 @@ def main():
     parser.add_argument("--qkv", default="build/cuda/bin/qkv", help="the qkv command")
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "f16"])
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--pause", type=float, default=0, metavar="MS",
+                        help="rest before each timed run, so that power does not limit it")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--json", help="write all results to this file")
     options = parser.parse_args()
 
-    contenders = [Qkv(options.qkv)]
+    contenders = [Qkv(options.qkv, options.pause)]
     try:
         import torch
-        contenders += [Torch("cudnn", "CUDNN_ATTENTION"), Torch("flash", "FLASH_ATTENTION")]
+        contenders += [Torch("cudnn", "CUDNN_ATTENTION", options.pause),
+                       Torch("flash", "FLASH_ATTENTION", options.pause)]
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
               f"cuDNN {torch.backends.cudnn.version()}")
     except ImportError:

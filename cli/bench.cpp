@@ -28,7 +28,7 @@ struct BenchOptions {
   std::string shape = "1,12,12,512,512,64", mask = "full", dtype = "f32", target;
   std::string statistics;       // none when empty
   std::int64_t value_size = 0;  // 0 = D
-  int repeat = 0;
+  TimingOptions timing;
   bool no_baseline = false, why = false;
 };
 
@@ -106,9 +106,7 @@ AttentionOptions options_of(const BenchCase& bench) {
   return options;
 }
 
-TimingOptions timing_of(int repeat, Progress& progress) {
-  TimingOptions timing;
-  timing.repeat = repeat;
+TimingOptions shown_by(Progress& progress, TimingOptions timing) {
   timing.progress = [&](int done, int total) { progress.update(done, total); };
   return timing;
 }
@@ -117,7 +115,7 @@ TimingOptions timing_of(int repeat, Progress& progress) {
 // a model. Backward is timed in turns with one that adds up in any order.
 constexpr int kQueued = 10;
 
-BenchResult run_on_gpu(const BenchCase& bench, int repeat, Device device) {
+BenchResult run_on_gpu(const BenchCase& bench, const TimingOptions& timing, Device device) {
   const Inputs in = draw_inputs(bench, device);
   const AttentionOptions options = options_of(bench);
   AttentionOptions any = options;
@@ -140,7 +138,7 @@ BenchResult run_on_gpu(const BenchCase& bench, int repeat, Device device) {
   std::vector<Contender*> contenders{&ours};
   if (bench.backward) contenders.push_back(&any_order);
   Progress progress("timing attention");
-  take_turns(contenders, timing_of(repeat, progress));
+  take_turns(contenders, shown_by(progress, timing));
   for (Contender* c : contenders) {
     for (double& ms : c->timings.milliseconds) ms /= kQueued;
   }
@@ -152,7 +150,7 @@ BenchResult run_on_gpu(const BenchCase& bench, int repeat, Device device) {
   return result;
 }
 
-BenchResult run_on_cpu(const BenchCase& bench, int repeat, bool with_baseline) {
+BenchResult run_on_cpu(const BenchCase& bench, const TimingOptions& timing, bool with_baseline) {
   const Inputs in = draw_inputs(bench, kCpu);
   const AttentionOptions options = options_of(bench);
   Contender ours, baseline;
@@ -178,7 +176,7 @@ BenchResult run_on_cpu(const BenchCase& bench, int repeat, bool with_baseline) {
     contenders.push_back(&baseline);
   }
   Progress progress("timing attention");
-  take_turns(contenders, timing_of(repeat, progress));
+  take_turns(contenders, shown_by(progress, timing));
   BenchResult result;
   result.ours = ours.timings;
   result.baseline = baseline.timings;
@@ -215,6 +213,7 @@ nlohmann::ordered_json report(const BenchOptions& options, const BenchResult& re
       {"kernel", b.backward ? result.kernels.backward : result.kernels.forward},
       {"threads", num_threads()},
       {"runs", result.ours.milliseconds.size()},
+      {"pause_ms", options.timing.pause_ms},
       {"ms", result.ours.median()},
       {"ms_fastest", result.ours.fastest()},
       {"gflops", ours},
@@ -249,9 +248,12 @@ void print_text(const BenchOptions& options, const BenchResult& result) {
   if (options.why) {
     fmt::print("  kernel      {}\n", b.backward ? result.kernels.backward : result.kernels.forward);
   }
+  const std::string rested = options.timing.pause_ms > 0
+                                 ? fmt::format(" after pauses of {} ms", options.timing.pause_ms)
+                                 : "";
   const auto line = [&](const char* name, const Timings& timings) {
-    fmt::print("  {:<12}{:>10.3f} ms{:>10.1f} GFLOP/s   median of {} runs, fastest {:.3f} ms\n",
-               name, timings.median(), gflops(b, timings), timings.milliseconds.size(),
+    fmt::print("  {:<12}{:>10.3f} ms{:>10.1f} GFLOP/s   median of {} runs{}, fastest {:.3f} ms\n",
+               name, timings.median(), gflops(b, timings), timings.milliseconds.size(), rested,
                timings.fastest());
   };
   line("ours", result.ours);
@@ -284,8 +286,8 @@ void run(BenchOptions& options) {
   // What it is compared with on the CPU would take all of a GPU's memory; bench/peers_gpu.py has
   // better company for it.
   const BenchResult result = device == kCpu
-                                 ? run_on_cpu(options.bench, options.repeat, !options.no_baseline)
-                                 : run_on_gpu(options.bench, options.repeat, device);
+                                 ? run_on_cpu(options.bench, options.timing, !options.no_baseline)
+                                 : run_on_gpu(options.bench, options.timing, device);
   if (options.common.json) {
     fmt::print("{}\n", report(options, result).dump(2));
   } else {
@@ -330,8 +332,13 @@ void add_bench(CLI::App& app, Job& job) {
   attention->add_flag("--tf32", o->bench.tf32,
                       "Let products of f32 round what they multiply to TF32, on a GPU");
   add_target(*attention, o->target);
-  attention->add_option("--repeat", o->repeat, "Timed runs (default: half a second's worth)")
+  attention->add_option("--repeat", o->timing.repeat, "Timed runs (default: half a second's worth)")
       ->check(CLI::Range(1, 1000000));
+  attention
+      ->add_option("--pause", o->timing.pause_ms,
+                   "Milliseconds of rest before each timed run: what a machine does before its "
+                   "power or heat slows it")
+      ->check(CLI::Range(0.0, 10000.0));
   attention->add_flag("--no-baseline", o->no_baseline, "Leave out the three-step computation");
   attention->add_flag("--why", o->why, "Tell which kernel ran, and what kept it from a faster one");
   o->common.add_to(*attention);

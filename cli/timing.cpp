@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <thread>
 
 namespace qkv::cli {
 namespace {
@@ -49,6 +50,10 @@ void take_turns(const std::vector<Contender*>& contenders, const TimingOptions& 
     for (std::size_t i = 0; i < contenders.size(); ++i) {
       run_once(*contenders[i]);  // back into caches and branch predictors
       for (int run = 0; run < runs[i]; ++run) {
+        if (options.pause_ms > 0) {
+          std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(options.pause_ms));
+          run_once(*contenders[i]);
+        }
         contenders[i]->timings.milliseconds.push_back(run_once(*contenders[i]));
       }
     }

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import xml.etree.ElementTree
 
@@ -263,6 +264,14 @@ class Bench(unittest.TestCase):
         result = self.bench(shape="1,8,2,1,512,32")
         self.assertAlmostEqual(result["gbytes_per_s"] * result["ms"] * 1e6, 2 * 2 * 512 * 32 * 4,
                                delta=1)
+
+    def test_rests_before_every_timed_run(self):
+        began = time.monotonic()
+        result = self.bench("--pause", "200", "--no-baseline")
+        self.assertGreaterEqual(time.monotonic() - began, result["runs"] * 0.2)
+        self.assertEqual(result["pause_ms"], 200)
+        self.assertEqual(self.bench()["pause_ms"], 0)
+        self.assertIn("after pauses of 1 ms", qkv(*SMALL_BENCH, SMALL_SHAPE, "--pause", "1").stdout)
 
     def test_text_goes_to_standard_output(self):
         run = qkv(*SMALL_BENCH, SMALL_SHAPE)
