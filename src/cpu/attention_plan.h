@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "core/attention_problem.h"
@@ -26,6 +27,12 @@ Rows rows_of(const Tensor& x, std::int64_t batch, std::int64_t head, std::int64_
 
 // The larger one; NaN stays.
 inline float larger(float a, float b) { return std::isnan(a) || b <= a ? a : b; }
+
+// A row's largest score. The sum of its weights knows of NaN, which its maximum does not.
+inline float largest_score(float maximum, double total) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  return std::isnan(total) && maximum != kInfinity ? std::nanf("") : maximum;
+}
 
 // Scores are a positive scale times q . k and nothing else: then rows of a tile may stay q . k, and
 // the scale is left to the exponential, if it is large enough to divide by.

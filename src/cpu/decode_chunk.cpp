@@ -192,11 +192,8 @@ class DecodeChunks {
       } else {
         weigh_row<false>(r, scorer.unit(), part);
       }
-      // The sum of weights knows of NaN, the maximum does not.
-      const bool is_unknown = std::isnan(part.total) && part.maximum != kInfinity;
-      part.sums.max_logit = !scorer.is_plain() ? scorer.max_logit()
-                            : is_unknown       ? std::nanf("")
-                                               : part.maximum;
+      part.sums.max_logit =
+          scorer.is_plain() ? largest_score(part.maximum, part.total) : scorer.max_logit();
       if (result_.weights != nullptr) std::copy_n(row, columns_, result_.weights + r * kStride);
     }
   }

@@ -129,7 +129,7 @@ class SoftmaxRows {
       result = {};
       const double total = sum_of(total_.get() + r * lanes_);
       result.sees = total != 0;  // NaN sees
-      result.largest = std::isnan(total) && maximum_[r] != kInfinity ? std::nanf("") : maximum_[r];
+      result.largest = largest_score(maximum_[r], total);
       if (!result.sees) continue;
       const double top_score = double{maximum_[r]} * unit_;
       const double reference = std::max(top_score, sink);
@@ -223,8 +223,7 @@ class SoftmaxRows {
  private:
   struct Result {
     bool sees = false;
-    float largest = 0;  // NaN if there was one: the sum of weights knows, the maximum does not
-    float lse = 0, factor = 0, entropy = 0;
+    float largest = 0, lse = 0, factor = 0, entropy = 0;
   };
 
   static HWY_INLINE double sum_of(const float* lanes) {
