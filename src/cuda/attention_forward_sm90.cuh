@@ -1,17 +1,19 @@
 // A persistent, warp-specialised forward pass. One block per multiprocessor takes blocks of query
 // rows (a Work) until none is left. Its first warpgroup serves, the others compute:
 //
-//   warp 0, one lane   draws Works, and copies Q, K tiles and V tiles into rings of stages
-//   warps 1 .. 3       look through V tiles that some row may not see in full (see `inspect`)
+//   warp 0, one lane   copies Q, K tiles and V tiles into rings of stages
+//   warp 1             draws Works
+//   warps 2 and 3      look through V tiles that some row may not see in full (see `inspect`)
 //   warpgroups 1 ..    own 64 query rows each:
 //
 //     S_n = Q K_n^T                      under way while the weights of tile n+1 are made into out:
 //     O  += P_{n+1} V_{n+1}              both products are issued together,
 //     P_n = softmax step of S_n          and this runs beside the second one
 //
-// Tiles are taken from the last to the first, so the tiles cut by a diagonal come first. The
-// warpgroups pass a token round (`Turnstile`): while one computes a softmax, another's products
-// fill the tensor cores.
+// Tiles are taken from the last to the first, so the tiles cut by a diagonal come first. The first
+// scores of a Work are made beside the last product of the Work before: to the tensor cores all
+// Works of a block are one stream of tiles. The warpgroups pass a token round (`Turnstile`): while
+// one computes a softmax, another's products fill the tensor cores.
 #pragma once
 
 #include "cuda/attention_forward_sm90_work.cuh"
@@ -39,22 +41,36 @@ struct Turnstile {
   }
 };
 
-// Rows `row` and `row + 8` of the block, `o` times `factor`.
+// Rows of a warp of the block, `o` times `factor`.
 template <class S, int Count>
-__device__ void store_rows(const Params& p, const Work& work, int row, const float (&o)[Count],
-                           const float (&factor)[2], const float (&lse)[2]) {
+__device__ void store_rows(const Params& p, Shared<S>& shared, const Work& work, int warp,
+                           const float (&o)[Count], const float (&factor)[2]) {
   using T = typename S::T;
+  const bool seeing = __all_sync(0xffffffff, factor[0] != 0 && factor[1] != 0);
+  if (S::Staged && 16 * warp + 16 <= work.seeing && seeing) {
+    T* const tile = shared.out[warp];
+    if (threadIdx.x % 32 == 0) wait_sent<false>();  // of the Work before
+    __syncwarp();
+    stage_rows(tile, o, factor);
+    fence_async_proxy();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int slab = 0; slab < S::D / kSlab; ++slab)
+        store_slab(tile + slab * 16 * kSlab, p.out_rows, slab * kSlab,
+                   work.q_start + work.row0 + 16 * warp, work.head, work.q_batch);
+      commit_stores();
+    }
+    return;
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int at = row + 8 * r;
-    const bool sees = at < work.seeing && factor[r] != 0;
+    const int at = 16 * warp + lane_now() / 4 + 8 * r;
     T* const out = static_cast<T*>(p.out) + work.q_batch * p.out_strides.batch +
                    work.head * p.out_strides.head +
                    std::int64_t(work.q_start + work.row0 + at) * p.out_strides.row;
-    store_row(out, at < work.rows, p.head_size, o, r, factor[r], !sees);
-    if (p.lse && at < work.rows && threadIdx.x % 4 == 0)
-      p.lse[(std::int64_t(work.q_batch) * p.heads + work.head) * p.q_rows + work.q_start +
-            work.row0 + at] = sees ? lse[r] : -kInfinity;
+    store_row(out, at < work.rows, p.head_size, o, r, factor[r],
+              at >= work.seeing || factor[r] == 0);
   }
 }
 
@@ -73,9 +89,7 @@ __device__ void store_largest(const Params& p, const Work& work, int row,
 #pragma unroll
   for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
   unknown = __any_sync(0xffffffff, unknown);
-  const std::int64_t pair = std::int64_t(work.index) * p.heads + work.head;
-  if (threadIdx.x % 32 == 0)
-    p.largest[(pair * p.row_blocks * S::Rows + work.row0 + row) / 16] = unknown ? NAN : top;
+  if (threadIdx.x % 32 == 0) p.largest[(work.first_told + row) / 16] = unknown ? NAN : top;
 }
 
 // What rows `row` and `row + 8` of the block have told.
@@ -87,15 +101,35 @@ __device__ void store_statistics(const Params& p, const Work& work, int row,
   const bool sees = at < work.seeing && (lane == 0 ? softmax.sum[0] : softmax.sum[1]) != 0;
   if (!sees) told.top = -kInfinity;
   if (lane >= 2) return;
-  const std::int64_t pair = std::int64_t(work.index) * p.heads + work.head;
-  p.told[pair * p.row_blocks * S::Rows + work.row0 + at] = told;
+  p.told[work.first_told + at] = told;
   if (at >= work.rows) return;
-  const std::int64_t i =
-      (std::int64_t(work.q_batch) * p.heads + work.head) * p.q_rows + work.q_start + work.row0 + at;
+  const std::int64_t i = work.first_row + at;
   const Sm90Statistics& to = p.statistics;
   if (to.entropy) to.entropy[i] = sees ? told.entropy : 0.f;
   if (to.top_weight) to.top_weight[i] = sees ? told.top_weight : 0.f;
   if (to.top_index) to.top_index[i] = sees ? (lane == 0 ? watch.top_key[0] : watch.top_key[1]) : -1;
+}
+
+// All that rows of a warp of the block leave behind but the output, which must be multiplied by
+// `factor`.
+template <class S>
+__device__ void finish_rows(const Params& p, const Work& work, int warp, OnlineSoftmax& softmax,
+                            const typename S::Watch& watch, float (&factor)[2]) {
+  const int row = 16 * warp + lane_now() / 4;
+  float lse[2];
+  softmax.finish(p.scale, lse);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int at = row + 8 * r;
+    const bool sees = at < work.seeing && softmax.sum[r] != 0;
+    factor[r] = softmax.sum[r] == 0 ? 0 : __fdividef(1, softmax.sum[r]);
+    if (p.lse && at < work.rows && threadIdx.x % 4 == 0)
+      p.lse[work.first_row + at] = sees ? lse[r] : -kInfinity;
+  }
+  if constexpr (S::Statistics)
+    store_statistics<S>(p, work, row, watch, softmax);
+  else if (p.largest)
+    store_largest<S>(p, work, row, softmax);
 }
 
 template <class S>
@@ -105,12 +139,9 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
   // from it too: which tiles are visited, and which are masked. It keeps that, and what products
   // are issued with, in registers of the warp.
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - 4, consumer = warp / 4;
-  // This thread's first row, and its warp's, within the block.
-  const int warp_row = 16 * warp;
-  const int row = warp_row + threadIdx.x % 32 / 4;
   WorkReader<S> reader{shared};
-  Turn<1> q_turn;
-  Turn<S::Stages> turn;                // of keys and values: they come in pairs
+  Turn<S::QStages> q_turn;
+  Turn<S::Stages> turn;                // of the tile whose weights were made last
   std::uint32_t inspected_phases = 0;  // a bit per stage
   const Turnstile<S> turnstile(consumer);
 
@@ -118,143 +149,191 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
   std::uint32_t weights[S::Keys / 16][4];
 
   const auto issue_scores = [&](int stage) {
-    const TileDescriptor q(shared.q + 64 * consumer * kSlab, 0), k(shared.k[stage], 0);
+    const TileDescriptor q(shared.q[q_turn.stage] + 64 * consumer * kSlab, 0),
+        k(shared.k[stage], 0);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < S::D / 16; ++i) {
       const int slab = i / 4, within = i % 4 * 32;
-      wgmma<T, inner, inner>(s, q.at(slab * S::Rows * 128 + within),
-                             k.at(slab * S::Keys * 128 + within), i > 0);
+      wgmma<T, inner, inner>(s, q.at_low(slab * S::Rows * 128 + within),
+                             k.at_low(slab * S::Keys * 128 + within), i > 0);
     }
     wgmma_commit();
   };
-  const auto issue_output = [&](int stage) {
-    const TileDescriptor v(shared.v[stage], S::Keys * 128);
+  const auto issue_output = [&] {
+    const TileDescriptor v(shared.v[turn.stage], S::Keys * 128);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < S::Keys / 16; ++i) wgmma<T, outer>(o, weights[i], v.at(i * 16 * 128), 1);
     wgmma_commit();
   };
+  const auto clear_output = [&] {
+#pragma unroll
+    for (float& x : o) x = 0;
+  };
+  const auto release_keys = [&](int stage) { shared.k_ring.empty[stage].arrive_as_warp(); };
+  const auto release_queries = [&] {  // of the Work whose last scores are made
+    shared.q_ring.empty[q_turn.stage].arrive_as_warp();
+    q_turn.next();
+  };
+  // Values of a tile have come, and are fit for the product.
+  const auto wait_values = [&](bool are_inspected) {
+    shared.v_ring.wait_full(turn);
+    if (!are_inspected) return;
+    shared.inspected[turn.stage].wait(inspected_phases >> turn.stage & 1);
+    inspected_phases ^= 1 << turn.stage;
+  };
+  const auto release_values = [&] { shared.v_ring.empty[turn.stage].arrive_as_warp(); };
+  // Tiles that no row of this warpgroup sees. Every tile takes one turn at the turnstile.
+  const auto pass_keys = [&](Turn<S::Stages> at) {
+    shared.k_ring.wait_full(at);
+    release_keys(at.stage);
+    turnstile.enter();
+    turnstile.pass();
+  };
+  const auto pass_values = [&](const Work& work, KeyRange tiles) {
+    for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
+      wait_values(work.must_inspect(tile));
+      release_values();
+      turn.next();
+    }
+  };
+  const auto pass_over = [&](const Work& work, KeyRange tiles) {
+    for (int tile = tiles.end - 1; tile >= tiles.begin; --tile) {
+      pass_keys(turn);
+      pass_values(work, {tile, tile + 1});
+    }
+  };
 
   for (;;) {
-    const Work& work = reader.take();
-    if (work.row0 < 0) return;
+    const Work* work = &reader.take();
+    if (work->row0 < 0) break;
     OnlineSoftmax softmax;
     typename S::Watch watch;
-    float factor[2], lse[2];
+    float factor[2];
+    // Scores of a tile to weights, in place; false if `o` keeps its scale.
+    const auto weigh = [&](const Work& work, const Part& part, int tile) {
+      if constexpr (S::Softcap) {
 #pragma unroll
-    for (int i = 0; i < S::D / 2; ++i) o[i] = 0;
-
-    const KeyRange tiles = work.tiles, plain = work.plain;
-    if (tiles.begin < tiles.end) {
-      const KeyRange seen = tiles_of_rows<S>(work, 64 * consumer);
-      // What all rows of this warp see needs no mask. Rows that see nothing, or do not exist, need
-      // one only where somebody watches.
-      const bool all_see = !S::Statistics || warp_row + 16 <= work.seeing;
-      const KeyRange unmasked =
-          all_see
-              ? tiles_within<S>(work.sight.of_all(work.row0 + warp_row, work.row0 + warp_row + 15),
-                                kUnbounded)
-              : KeyRange{0, 0};
-      const auto seen_by = [&](int at) {
-        return S::Statistics && at >= work.seeing ? KeyRange{0, 0} : work.sight.of(work.row0 + at);
-      };
-      const auto hide_tile = [&](int key0) {
+        for (float& x : s) x = tanh_fast(x * p.inner_scale);
+      }
+      const bool masked = tile < part.unmasked.begin || tile >= part.unmasked.end;
+      if constexpr (S::Statistics) {
+        watch.masked = masked;
+        watch.key0 = tile * S::Keys;
+      }
+      if (masked) {
+        const auto seen_by = [&](int at) {
+          return S::Statistics && at >= work.seeing ? KeyRange{0, 0}
+                                                    : work.sight.of(work.row0 + at);
+        };
+        const int row = 16 * warp + lane_now() / 4;
         const KeyRange keys[2] = {seen_by(row), seen_by(row + 8)};
         if constexpr (S::Statistics)
-          visit_seen(s, keys, key0, [&](float& x, std::uint32_t visible, std::uint32_t bit) {
-            watch.count_or_hide(x, visible, bit);
+          visit_seen(s, keys, tile * S::Keys, [&](float& x, std::uint32_t seen, std::uint32_t bit) {
+            watch.count_or_hide(x, seen, bit);
           });
         else
-          hide(s, keys, key0, -kInfinity);
-      };
-      // Scores of a tile to weights, in place; false if `o` keeps its scale.
-      const auto weigh = [&](int tile) {
-        if constexpr (S::Softcap) {
-#pragma unroll
-          for (float& x : s) x = tanh_fast(x * p.inner_scale);
-        }
-        const bool masked = tile < unmasked.begin || tile >= unmasked.end;
-        if constexpr (S::Statistics) {
-          watch.masked = masked;
-          watch.key0 = tile * S::Keys;
-        }
-        if (masked) hide_tile(tile * S::Keys);
-        return softmax.step(s, p.scale, factor, watch);
-      };
-      // Values of a tile have come, and are fit for the product.
-      const auto wait_values = [&](int tile) {
-        shared.v_ring.wait_full(turn);
-        if (tile >= plain.begin && tile < plain.end) return;
-        shared.inspected[turn.stage].wait(inspected_phases >> turn.stage & 1);
-        inspected_phases ^= 1 << turn.stage;
-      };
+          hide(s, keys, tile * S::Keys, -kInfinity);
+      }
+      return softmax.step(s, p.scale, factor, watch);
+    };
 
-      // A tile that no row of this warpgroup sees.
-      const auto pass_over = [&](int tile) {
-        shared.k_ring.wait_full(turn);
-        shared.k_ring.empty[turn.stage].arrive_as_warp();
-        wait_values(tile);
-        shared.v_ring.empty[turn.stage].arrive_as_warp();
+    // Weights of `tile`, a tile of `work`, into the output, beside the scores of `next_tile`, which
+    // become weights. With `ends`, that one is the first of another Work, and `work` is done.
+    const auto step = [&](auto ends, int tile, const Work& next_work, const Part& next_part,
+                          int next_tile, Turn<S::Stages> next) {
+      const bool are_inspected = work->must_inspect(tile);
+      shared.k_ring.wait_full(next);
+      turnstile.enter();
+      issue_scores(next.stage);
+      wait_values(are_inspected);
+      issue_output();
+      turnstile.pass();
+      float last_factor[2];
+      if constexpr (ends) {
+        finish_rows<S>(p, *work, warp, softmax, watch, last_factor);
+        softmax = {};
+        watch = {};
+      }
+      wgmma_wait<1>(s);
+      release_keys(next.stage);
+      const bool rescale = weigh(next_work, next_part, next_tile);
+      wgmma_wait<0>(o);
+      touch(s);  // the weights under way are not overwritten before this point
+      release_values();
+      if constexpr (ends) {
         turn.next();
-        turnstile.enter();
-        turnstile.pass();
-      };
-
-      int tile = tiles.end - 1;
-      shared.q_ring.wait_full(q_turn);
-      for (; tile >= seen.end; --tile) pass_over(tile);
-      shared.k_ring.wait_full(turn);
-      issue_scores(turn.stage);
-      wgmma_wait<0>(s);
-      shared.k_ring.empty[turn.stage].arrive_as_warp();
-      weigh(tile);
-      pack_operands<T>(weights, s);
-
-      for (; tile > seen.begin; --tile) {
-        Turn<S::Stages> next = turn;
-        next.next();
-        shared.k_ring.wait_full(next);
-        turnstile.enter();
-        issue_scores(next.stage);
-        wait_values(tile);
-        issue_output(turn.stage);
-        turnstile.pass();
-        wgmma_wait<1>(s);
-        shared.k_ring.empty[next.stage].arrive_as_warp();
-        const bool rescale = weigh(tile - 1);
-        wgmma_wait<0>(o);
-        touch(s);  // the weights under way are not overwritten before this point
-        shared.v_ring.empty[turn.stage].arrive_as_warp();
+        pass_values(*work, {work->tiles.begin, tile});
+        pass_values(next_work, {next_part.seen.end, next_work.tiles.end});
+        restore_tainted<S>(p, *work, warp, o);
+        store_rows<S>(p, shared, *work, warp, o, last_factor);
+        clear_output();
+        reader.release();
+      } else {
         turn = next;
         if (rescale) {
 #pragma unroll
           for (int i = 0; i < S::D / 2; ++i) o[i] *= factor[i / 2 % 2];
         }
-        pack_operands<T>(weights, s);
       }
-      shared.q_ring.empty[0].arrive_as_warp();
-      q_turn.next();
+      pack_operands<T>(weights, s);
+    };
 
-      wait_values(tile);
-      issue_output(turn.stage);
-      softmax.finish(p.scale, lse);
+    clear_output();
+    if (work->sees_anything()) {
+      Part part = work->parts[warp];
+      pass_over(*work, {part.seen.end, work->tiles.end});
+      int tile = part.seen.end - 1;
+      shared.q_ring.wait_full(q_turn);
+      shared.k_ring.wait_full(turn);
+      if constexpr (S::QStages == 2) turnstile.enter();
+      issue_scores(turn.stage);
+      if constexpr (S::QStages == 2) turnstile.pass();
+      wgmma_wait<0>(s);
+      release_keys(turn.stage);
+      weigh(*work, part, tile);
+      pack_operands<T>(weights, s);
+
+      for (;;) {
+        for (; tile > part.seen.begin; --tile)
+          step(std::false_type(), tile, *work, part, tile - 1, turn.following());
+        release_queries();
+        if constexpr (S::QStages == 1) break;
+        const Work& next_work = reader.following();
+        if (next_work.row0 < 0 || !next_work.sees_anything()) break;
+        const Part next_part = next_work.parts[warp];
+        // Others wait for the values of this tile while more keys than that are passed over.
+        const int passed = tile - work->tiles.begin + next_work.tiles.end - next_part.seen.end;
+        if (passed > 1) break;
+        Turn<S::Stages> next = turn.following();
+        for (int i = 0; i < passed; ++i) {
+          pass_keys(next);
+          next.next();
+        }
+        shared.q_ring.wait_full(q_turn);
+        const int next_tile = next_part.seen.end - 1;
+        step(std::true_type(), tile, next_work, next_part, next_tile, next);
+        work = &next_work;
+        part = next_part;
+        tile = next_tile;
+      }
+
+      wait_values(work->must_inspect(tile));
+      issue_output();
+      finish_rows<S>(p, *work, warp, softmax, watch, factor);
       wgmma_wait<0>(o);
-      shared.v_ring.empty[turn.stage].arrive_as_warp();
+      release_values();
       turn.next();
-      while (--tile >= work.tiles.begin) pass_over(tile);
-      if (work.tainted[0] || work.tainted[1] || work.tainted[2])
-        restore_tainted<S>(p, work, work.row0 + row, o);
+      pass_over(*work, {work->tiles.begin, tile});
+      restore_tainted<S>(p, *work, warp, o);
+    } else {
+      finish_rows<S>(p, *work, warp, softmax, watch, factor);
     }
-    factor[0] = softmax.sum[0] == 0 ? 0 : 1 / softmax.sum[0];
-    factor[1] = softmax.sum[1] == 0 ? 0 : 1 / softmax.sum[1];
-    store_rows<S>(p, work, row, o, factor, lse);
-    if constexpr (S::Statistics)
-      store_statistics<S>(p, work, row, watch, softmax);
-    else if (p.largest)
-      store_largest<S>(p, work, row, softmax);
+    store_rows<S>(p, shared, *work, warp, o, factor);
     reader.release();
   }
+  if (S::Staged && threadIdx.x % 32 == 0) wait_sent<false>();
 }
 
 template <class S>
@@ -271,17 +350,20 @@ __global__ void __launch_bounds__(S::Threads, 1)
     shared.k_ring.init(1, Consumers);
     shared.v_ring.init(1, Consumers);
     for (Barrier& barrier : shared.requested) barrier.init(1);
-    for (Barrier& barrier : shared.inspected) barrier.init(3 * kArrivalsOfWarp);
-    shared.work_ring.init(1, 3 * kArrivalsOfWarp + Consumers);
+    for (Barrier& barrier : shared.inspected) barrier.init(kInspectors * kArrivalsOfWarp);
+    shared.next_work.init(1);
+    shared.work_ring.init(kArrivalsOfWarp, 1 + kInspectors * kArrivalsOfWarp + Consumers);
     fence_barrier_init();
   }
   __syncthreads();
   if (threadIdx.x < 128) {
     shrink_registers<S::ServerRegisters>();
-    if (threadIdx.x >= 32)
+    if (threadIdx.x == 0)
+      copy(p, shared);
+    else if (threadIdx.x >= 64)
       inspect(shared);
-    else if (threadIdx.x == 0)
-      serve(p, shared);
+    else if (threadIdx.x >= 32)
+      draw(p, shared);
   } else {
     grow_registers<S::ConsumerRegisters>();
     compute(p, shared);

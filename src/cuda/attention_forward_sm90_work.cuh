@@ -29,6 +29,12 @@ struct Shape {
       std::conditional_t<Statistics, ScoreWatch<What == Watched::scores_and_keys>, NoWatch>;
   static constexpr int Rows = 64 * Consumers;
   static constexpr int Threads = 128 * (1 + Consumers);
+  // Two where there is room, in shared memory and in registers: then the next Work begins before
+  // this one has ended.
+  static constexpr int Room = 225 * 1024 / 2 / D - 2 * Stages * Keys;  // for rows
+  static constexpr int QStages = 3 * Rows <= Room && !(Statistics && Consumers == 3) ? 2 : 1;
+  // Whether the output goes to memory by way of shared memory.
+  static constexpr bool Staged = (1 + QStages) * Rows <= Room;
   // 65536 registers, in steps of 8 per thread; the kernel starts with an even share.
   static constexpr int ConsumerRegisters = Consumers == 2 ? 240 : 160;
   static constexpr int ServerRegisters = Consumers == 2 ? 24 : 32;
@@ -38,6 +44,7 @@ struct Shape {
 
 struct Params {
   CUtensorMap q, k, v;
+  CUtensorMap out_rows;  // 16 at a time
   void* out;
   const void* values;  // V again, for the rare path that reads it by hand
   float* lse;
@@ -57,6 +64,16 @@ struct Params {
   RowTold* told;   // [pairs][row_blocks][Rows], for a pass with one
 };
 
+inline constexpr int kInspectors = 2;  // warps
+inline constexpr int kWorks = 3;       // at once: being made, copied and computed
+
+// Of the tiles of a Work: those that a warp's warpgroup takes, from the last to the first (it
+// passes over the others), and those of which all rows of the warp see all keys, so that no mask is
+// needed.
+struct alignas(16) Part {
+  KeyRange seen, unmasked;
+};
+
 // A block of query rows and the tiles of keys it visits.
 struct Work {
   int index, head, row0;  // of the sequence; row0 within it, -1: no more work
@@ -64,11 +81,16 @@ struct Work {
   int rows;    // that exist, from row0 on
   int seeing;  // of which see anything
   Sight sight;
-  KeyRange tiles;   // visited, from the last to the first
-  KeyRange plain;   // of which these have no hidden pair over values that could be anything
-  bool tainted[3];  // by inspecting warp: values that are not finite were taken out
+  KeyRange tiles;  // visited, from the last to the first
+  KeyRange plain;  // of which these have no hidden pair over values that could be anything
+  // By inspecting warp: values that are not finite were taken out.
+  bool tainted[kInspectors];
+  // Of row0: among the rows of lse, and among those of RowTold.
+  std::int64_t first_row, first_told;
+  Part parts[12];  // of the computing warps
 
   __device__ bool must_inspect(int tile) const { return tile < plain.begin || tile >= plain.end; }
+  __device__ bool sees_anything() const { return tiles.begin < tiles.end; }
 };
 
 // The tiles that lie within the keys `seen`. The last may reach beyond key `zeros`: what follows
@@ -81,14 +103,16 @@ __device__ KeyRange tiles_within(KeyRange seen, int zeros) {
 
 template <class S>
 struct alignas(1024) Shared {
-  typename S::T q[S::Rows * S::D];
+  typename S::T q[S::QStages][S::Rows * S::D];
   typename S::T k[S::Stages][S::Keys * S::D];
   typename S::T v[S::Stages][S::Keys * S::D];
-  Ring<1> q_ring;
+  typename S::T out[S::Staged ? 4 * S::Consumers : 1][S::Staged ? 16 * S::D : 1];  // by warp
+  Ring<S::QStages> q_ring;
   Ring<S::Stages> k_ring, v_ring;
   Barrier requested[S::Stages], inspected[S::Stages];  // of values, where a look is needed
-  Ring<2> work_ring;
-  Work work[2];
+  Ring<kWorks> work_ring;
+  Barrier next_work;  // is due: the copies of the one before have begun
+  Work work[kWorks];
 };
 
 // ---- Work ------------------------------------------------------------------------------------
@@ -96,7 +120,7 @@ struct alignas(1024) Shared {
 // Long rows first (the last rows of a causal mask see most), and few heads at a time, so that
 // their keys and values stay in L2.
 template <class S>
-__device__ Work make_work(const Params& p, int ticket) {
+__device__ void make_work(const Params& p, int ticket, Work& work) {
   const int section = ticket / (p.pairs_at_once * p.row_blocks);
   const int in_section = ticket - section * p.pairs_at_once * p.row_blocks;
   const int pairs = min(p.pairs_at_once, p.pairs - section * p.pairs_at_once);
@@ -110,7 +134,6 @@ __device__ Work make_work(const Params& p, int ticket) {
   else
     sequence.q_batch = sequence.k_batch = index;
 
-  Work work;
   work.index = index;
   work.head = pair % p.heads;
   work.row0 = block * S::Rows;
@@ -123,6 +146,9 @@ __device__ Work make_work(const Params& p, int ticket) {
   work.sight = {p.left, p.right, sequence.offset, sequence.k_visible};
   work.tiles = work.plain = {0, 0};
   for (bool& flag : work.tainted) flag = false;
+  work.first_row =
+      (std::int64_t(work.q_batch) * p.heads + work.head) * p.q_rows + work.q_start + work.row0;
+  work.first_told = (std::int64_t(pair) * p.row_blocks + block) * S::Rows;
   if (work.seeing > 0) {
     const int last = work.row0 + work.seeing - 1;
     const KeyRange some = work.sight.of_some(work.row0, last);
@@ -131,7 +157,6 @@ __device__ Work make_work(const Params& p, int ticket) {
     // Beyond the tensor's last row the copy gives zeros.
     work.plain = tiles_within<S>(work.sight.of_all(work.row0, last), p.k_rows - sequence.k_start);
   }
-  return work;
 }
 
 // Of the tiles that a Work visits, those of which some of its rows row .. row + 63 see a key; one
@@ -146,15 +171,31 @@ __device__ KeyRange tiles_of_rows(const Work& work, int row) {
   return {begin, max(end, begin + 1)};
 }
 
-// The serving lane hands Works out; everyone else takes them in the same order.
+template <class S>
+__device__ Part part_of(const Work& work, int warp) {
+  const int row = 16 * warp, last = row + 15;
+  // Rows that see nothing, or do not exist, need a mask only where somebody watches.
+  const bool all_see = !S::Statistics || last < work.seeing;
+  const KeyRange keys =
+      all_see ? work.sight.of_all(work.row0 + row, work.row0 + last) : KeyRange{0, 0};
+  return {tiles_of_rows<S>(work, row / 64 * 64), tiles_within<S>(keys, kUnbounded)};
+}
+
+// The drawing warp hands Works out; everyone else takes them in the same order.
 template <class S>
 struct WorkReader {
   Shared<S>& shared;
-  Turn<2> turn;
+  Turn<kWorks> turn;
 
   __device__ Work& take() {
     shared.work_ring.wait_full(turn);
     return shared.work[turn.stage];
+  }
+  // The one after it, which is not taken yet.
+  __device__ Work& following() {
+    const Turn<kWorks> next = turn.following();
+    shared.work_ring.wait_full(next);
+    return shared.work[next.stage];
   }
   // The Work taken last is no longer read.
   __device__ void release() {
@@ -167,36 +208,23 @@ struct WorkReader {
 // ---- Warp 0: copies --------------------------------------------------------------------------
 
 template <class S>
-__device__ void serve(const Params& p, Shared<S>& shared) {
-  Turn<2> work_turn;
-  Turn<1> q_turn;
+__device__ void copy(const Params& p, Shared<S>& shared) {
+  Turn<S::QStages> q_turn;
   Turn<S::Stages> k_turn, v_turn;
-  const int total = p.pairs * p.row_blocks;
-  int ticket = blockIdx.x;
-  for (;;) {
-    shared.work_ring.wait_empty(work_turn);
-    Work& work = shared.work[work_turn.stage];
-    if (ticket >= total) {
-      work.row0 = -1;
-      shared.work_ring.full[work_turn.stage].arrive();
-      return;
-    }
-    work = make_work<S>(p, ticket);
-    shared.work_ring.full[work_turn.stage].arrive();
-    work_turn.next();
-    // Drawn before the copies, needed after them. Whoever draws the last ticket that anyone will
-    // ever draw leaves a zero for the next launch.
-    const unsigned drawn = atomicAdd(p.ticket, 1u);
-    if (drawn == unsigned(total) - 1) *p.ticket = 0;
-    ticket = int(drawn + gridDim.x);
-
-    const KeyRange tiles = work.tiles, plain = work.plain;
-    if (tiles.begin == tiles.end) continue;
-    const int key_head = work.head / p.group, k_batch = work.k_batch, k_start = work.k_start;
+  bool has_queries = false;  // of this Work: they came with the one before
+  const auto load_queries = [&](const Work& work) {
     shared.q_ring.wait_empty(q_turn);
-    load_tile<S::Rows, S::D>(shared.q, p.q, shared.q_ring.full[0], work.q_start + work.row0,
-                             work.head, work.q_batch, Keep::briefly);
+    load_tile<S::Rows, S::D>(shared.q[q_turn.stage], p.q, shared.q_ring.full[q_turn.stage],
+                             work.q_start + work.row0, work.head, work.q_batch, Keep::briefly);
     q_turn.next();
+  };
+  for (Turn<kWorks> work_turn;; work_turn.next()) {
+    shared.work_ring.wait_full(work_turn);
+    const Work& work = shared.work[work_turn.stage];
+    if (work.row0 < 0) return;
+    shared.next_work.arrive();
+    const KeyRange tiles = work.tiles, plain = work.plain;
+    const int key_head = work.head / p.group, k_batch = work.k_batch, k_start = work.k_start;
     const auto load_keys = [&](int tile) {
       shared.k_ring.wait_empty(k_turn);
       load_tile<S::Keys, S::D>(shared.k[k_turn.stage], p.k, shared.k_ring.full[k_turn.stage],
@@ -211,23 +239,73 @@ __device__ void serve(const Params& p, Shared<S>& shared) {
       v_turn.next();
     };
     // In the order of use: the keys of a tile are needed one step before its values.
-    load_keys(tiles.end - 1);
-    for (int tile = tiles.end - 1; tile > tiles.begin; --tile) {
-      load_keys(tile - 1);
-      load_values(tile);
+    if (work.sees_anything()) {
+      load_keys(tiles.end - 1);
+      if (!has_queries) load_queries(work);
+      for (int tile = tiles.end - 1; tile > tiles.begin; --tile) {
+        load_keys(tile - 1);
+        load_values(tile);
+      }
+      // Queries come from far: those of the next Work are asked for while there is time.
+      has_queries = false;
+      const Turn<kWorks> next = work_turn.following();
+      if (S::QStages == 2 && shared.work_ring.full[next.stage].has_passed(next.phase)) {
+        const Work& next_work = shared.work[next.stage];
+        has_queries = next_work.row0 >= 0 && next_work.sees_anything();
+        if (has_queries) load_queries(next_work);
+      }
+      load_values(tiles.begin);
     }
-    load_values(tiles.begin);
+    shared.work_ring.empty[work_turn.stage].arrive();
   }
 }
 
-// ---- Warps 1 to 3: values that must not be felt ------------------------------------------------
+// ---- Warp 1: Works -----------------------------------------------------------------------------
+
+// A Work takes thousands of cycles to make: copies must not wait for it, nor those who compute.
+template <class S>
+__device__ void draw(const Params& p, Shared<S>& shared) {
+  const int total = p.pairs * p.row_blocks, lane = threadIdx.x % 32;
+  int ticket = blockIdx.x;
+  std::uint32_t phase = 0;
+  for (Turn<kWorks> turn;; turn.next()) {
+    shared.work_ring.wait_empty(turn);
+    Work& work = shared.work[turn.stage];
+    const bool none = ticket >= total;
+    if (lane == 0) {
+      if (none)
+        work.row0 = -1;
+      else
+        make_work<S>(p, ticket, work);
+    }
+    __syncwarp();
+    if (!none && lane < 4 * S::Consumers) work.parts[lane] = part_of<S>(work, lane);
+    __syncwarp();
+    shared.work_ring.full[turn.stage].arrive_as_warp();
+    if (none) return;
+    // What is drawn late is drawn by whoever is free. So towards the end, and where there is time
+    // to make it, the next one is not drawn before it is due.
+    const bool is_long = work.tiles.end - work.tiles.begin > 8;
+    if (is_long || ticket + 2 * int(gridDim.x) >= total) shared.next_work.wait(phase);
+    phase ^= 1;
+    // Whoever draws the last ticket that anyone will ever draw leaves a zero for the next launch.
+    unsigned drawn = 0;
+    if (lane == 0) {
+      drawn = atomicAdd(p.ticket, 1u);
+      if (drawn == unsigned(total) - 1) *p.ticket = 0;
+    }
+    ticket = int(__shfl_sync(0xffffffff, drawn, 0) + gridDim.x);
+  }
+}
+
+// ---- Warps 2 and 3: values that must not be felt -----------------------------------------------
 
 // Takes values that are not finite out of tiles with hidden pairs, before the product (finite.cuh
 // says why). A tile that had some which a row may see is marked, for `restore_tainted`.
 template <class S>
 __device__ void inspect(Shared<S>& shared) {
   using T = typename S::T;
-  const int warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32 - (4 - kInspectors), lane = threadIdx.x % 32;
   WorkReader<S> reader{shared};
   unsigned copied = 0;       // tiles of all Works before this one
   std::uint32_t phases = 0;  // of `requested`, a bit per stage
@@ -246,9 +324,11 @@ __device__ void inspect(Shared<S>& shared) {
       // Keys that somebody sees end here.
       const int seen = work.sight.of(work.row0 + work.seeing - 1).end - tile * S::Keys;
       uint4* const values = reinterpret_cast<uint4*>(shared.v[stage]);
-      constexpr int Vectors = S::Keys * S::D / 8;
-      bool taint = false;
-      for (int i = 32 * warp + lane; i < Vectors; i += 96) {
+      constexpr int Vectors = S::Keys * S::D / 8, Step = 32 * kInspectors;
+      bool strange = false, taint = false;
+#pragma unroll 8
+      for (int i = 32 * warp + lane; i < Vectors; i += Step) strange |= !all_finite<T>(values[i]);
+      for (int i = 32 * warp + lane; strange && i < Vectors; i += Step) {
         const uint4 found = values[i];
         if (all_finite<T>(found)) continue;
         values[i] = only_finite<T>(found);
@@ -264,11 +344,13 @@ __device__ void inspect(Shared<S>& shared) {
   }
 }
 
-// Adds what was taken out of V to the rows that see it. Slow, and never on the path of ordinary
-// values.
+// Adds what was taken out of V to the rows of a warp that see it. Slow, and never on the path of
+// ordinary values.
 template <class S, int Count>
-__device__ void restore_tainted(const Params& p, const Work& work, int row, float (&o)[Count]) {
+__device__ void restore_tainted(const Params& p, const Work& work, int warp, float (&o)[Count]) {
   using T = typename S::T;
+  if (!work.tainted[0] && !work.tainted[1]) return;
+  const int row = work.row0 + 16 * warp + threadIdx.x % 32 / 4;
   const T* const values = static_cast<const T*>(p.values) + work.k_batch * p.v_strides.batch +
                           work.head / p.group * p.v_strides.head;
   const KeyRange seen[2] = {work.sight.of(row), work.sight.of(row + 8)};

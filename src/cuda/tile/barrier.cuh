@@ -58,6 +58,18 @@ struct Barrier {
           : "memory");
     } while (!done);
   }
+  // Whether it would not have to wait.
+  __device__ bool has_passed(std::uint32_t parity) {
+    std::uint32_t done;
+    asm volatile(
+        "{.reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;}"
+        : "=r"(done)
+        : "r"(shared_address(&word)), "r"(parity)
+        : "memory");
+    return done;
+  }
 };
 
 // Makes initialised barriers visible to the copy engine.
@@ -81,6 +93,11 @@ struct Turn {
       stage = 0;
       phase ^= 1;
     }
+  }
+  __device__ Turn following() const {
+    Turn turn = *this;
+    turn.next();
+    return turn;
   }
 };
 

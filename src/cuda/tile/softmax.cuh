@@ -79,6 +79,15 @@ struct OnlineSoftmax {
     return moved;
   }
 
+  // The exponent that `score` of a row of the thread had when it was summed up, rounded as it was:
+  // scale * maximum errs by what a weight must not differ from the sum by. Called by whole warps.
+  __device__ float exponent(float score, float row_maximum, float scale) const {
+    bool extreme = false;  // as in `move`
+#pragma unroll
+    for (float x : maximum) extreme |= x != -kInfinity && fabsf(x * scale) > kExtreme;
+    if (__any_sync(0xffffffff, extreme)) return (score - row_maximum) * scale;
+    return fmaf(score, scale, -(row_maximum * scale));
+  }
   // The largest score of a row whose sum is whole. The sum knows of NaN, which a maximum does not.
   __device__ float largest_score(int r) const {
     return sum[r] != sum[r] && top[r] != kInfinity ? sum[r] : top[r];
@@ -89,7 +98,8 @@ struct OnlineSoftmax {
     for (int r = 0; r < 2; ++r) {
       sum[r] = quad_sum(sum[r]);
       top[r] = quad_max(top[r]);
-      lse[r] = sum[r] == 0 ? -kInfinity : (maximum[r] * scale + log2f(sum[r])) * kLn2;
+      // The approximate logarithm errs by 2^-22.
+      lse[r] = sum[r] == 0 ? -kInfinity : (maximum[r] * scale + __log2f(sum[r])) * kLn2;
     }
   }
 

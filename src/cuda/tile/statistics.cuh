@@ -102,7 +102,7 @@ struct ScoreWatch {
     RowTold told;
     told.top = is_odd ? softmax.largest_score(1) : softmax.largest_score(0);
     told.entropy = entropy < 0 ? 0.f : entropy;  // NaN stays
-    told.top_weight = exp2_fast((told.top - maximum) * scale) * share;
+    told.top_weight = exp2_fast(softmax.exponent(told.top, maximum, scale)) * share;
     told.moment = quad_sum_by_row(total, squares);
     return told;
   }

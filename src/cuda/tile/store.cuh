@@ -1,4 +1,5 @@
-// Accumulators (wgmma.cuh) to rows in memory, rounded to 16 bits, 16 bytes per lane at a time.
+// Accumulators (wgmma.cuh) to rows in memory, rounded to 16 bits: 16 bytes per lane at a time, or
+// by way of shared memory, where the copy engine takes them.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +38,28 @@ __device__ void store_row(T* row, bool present, int columns, const float (&d)[Co
     const uint4 vector = quad_transpose(part);
     const int column = 8 * (block + threadIdx.x % 4);
     if (present && column < columns) *reinterpret_cast<uint4*>(row + column) = vector;
+  }
+}
+
+// A warp's accumulators of [16, 2 Count] times a factor for each row, to a tile of its own in
+// shared memory: slabs of [16][64], swizzled (tma.cuh).
+template <class T, int Count>
+__device__ void stage_rows(T* tile, const float (&d)[Count], const float (&factor)[2]) {
+  // Lane l names a row of 16 bytes for the whole warp: row l % 8 of block l / 8 of four, which are
+  // rows 0 to 7 and 8 to 15 of 8 columns, then of the next 8.
+  const int lane = lane_now(), row = lane % 16, half = lane / 16;
+  const std::uint32_t base = shared_address(tile) + 128 * row;
+#pragma unroll
+  for (int i = 0; i < Count / 8; ++i) {  // 16 columns
+    const auto part = [&](int n, int r) {
+      const float* const pair = &d[8 * i + 4 * n + 2 * r];
+      return pack<T>(pair[0] * factor[r], pair[1] * factor[r]);
+    };
+    const int vector = 2 * i + half;  // of 16 bytes, along the row
+    const std::uint32_t to = base + vector / 8 * (16 * 128) + (vector % 8 ^ row % 8) * 16;
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(part(0, 0)), "r"(part(0, 1)), "r"(part(1, 0)), "r"(part(1, 1))
+                 : "memory");
   }
 }
 

@@ -86,6 +86,18 @@ __device__ inline void load_slab(void* to, const CUtensorMap& map, Barrier& barr
       : "memory");
 }
 
+// The other way: what lies within the tensor of one slab of shared memory. Joins this thread's
+// group, which `commit_stores` closes.
+__device__ inline void store_slab(const void* from, const CUtensorMap& map, int column, int row,
+                                  int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+          &map),
+      "r"(shared_address(from)), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
 // Contiguous bytes, a multiple of 16 from a 16-byte boundary. Completes on `barrier`.
 __device__ inline void load_bytes(void* to, const void* from, int bytes, Barrier& barrier) {
   asm volatile(
