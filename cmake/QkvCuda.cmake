@@ -62,7 +62,6 @@ qkv_cuda_library(qkv-cuda ${qkv_cuda_sources})
 if(qkv_sm90_sources)
   qkv_cuda_library(qkv-cuda-sm90 ${qkv_sm90_sources})
   set_target_properties(qkv-cuda-sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
-  add_dependencies(qkv-cuda qkv-cuda-sm90)
 endif()
 if(qkv_with_cuda)
   # cuBLAS is needed where a program is linked; the run time of CUDA is in the objects.
