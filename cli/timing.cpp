@@ -40,8 +40,10 @@ void take_turns(const std::vector<Contender*>& contenders, const TimingOptions& 
   for (const Contender* contender : contenders) {
     run_once(*contender);  // the first touches memory for the first time
     const double once = std::min(run_once(*contender), run_once(*contender));
-    all += once;
-    const double wanted = options.repeat > 0 ? options.repeat : 1e3 * options.seconds / once;
+    // A rest comes with a run that is not timed, and counts as time.
+    const double each = options.pause_ms > 0 ? options.pause_ms + 2 * once : once;
+    all += each;
+    const double wanted = options.repeat > 0 ? options.repeat : 1e3 * options.seconds / each;
     runs.push_back(std::max(1, static_cast<int>(std::ceil(wanted / kTurns))));
   }
   int turns = options.repeat > 0 ? std::min(kTurns, options.repeat) : kTurns;

@@ -23,7 +23,7 @@ struct Contender {
 
 struct TimingOptions {
   int repeat = 0;        // timed runs of each; 0 = as many as `seconds` need
-  double seconds = 0.5;  // timed for each contender, at least
+  double seconds = 0.5;  // for each contender, at least: timed, or with the rests if it rests
   double pause_ms = 0;   // of rest before every timed run, and one that is not timed between
   std::function<void(int done, int total)> progress = [](int, int) {};
 };

@@ -18,16 +18,18 @@ constexpr char kName[] = "attention_backward";
 // ---- Before and after -----------------------------------------------------------------------
 
 struct RowParams {
-  const void *dout, *out;
+  const void *q, *dout, *out;
   const float *lse, *dlse;
   void* dq;
-  Sm90Strides dout_strides, out_strides, dq_strides;
+  Sm90Strides q_strides, dout_strides, out_strides, dq_strides;
   const Sm90Sequence* sequences;
   Sm90Sequence all_alike;
   RowTerms* terms;
   const float* sums;  // of dQ
   std::uint32_t* tainted;
   int heads, head_size, q_rows, padded_rows;
+  int left, right;
+  bool masked;  // some pairs are hidden, and must not feel what is not finite
   float scale;
 
   __device__ Sm90Sequence sequence(int index) const {
@@ -41,69 +43,76 @@ struct RowParams {
 };
 
 // Each row's terms; eight lanes per row. Rows that see nothing get a log-sum-exp that makes all
-// their weights 0.
+// their weights 0. Under a mask, says where queries or gradients are not finite. A row that sees
+// keys tells of its query: none of its scores would be finite, nor its log-sum-exp. The first heads
+// come last: they are in L2 when the gradients begin with them.
 template <class T>
 __global__ void row_terms_kernel(const RowParams p) {
-  const int pair = blockIdx.y, index = pair / p.heads, head = pair % p.heads;
+  const int pair = gridDim.y - 1 - blockIdx.y, index = pair / p.heads, head = pair % p.heads;
   const int row = blockIdx.x * (blockDim.x / 8) + threadIdx.x / 8, part = threadIdx.x % 8;
   const Sm90Sequence sequence = p.sequence(index);
   const std::int64_t at = sequence.q_start + row;
   const bool present = row < min(sequence.q_rows, sequence.q_seeing);
+  const std::int64_t i = (std::int64_t(sequence.q_batch) * p.heads + head) * p.q_rows + at;
+  const float lse = present ? p.lse[i] : -kInfinity;
+  const auto row_of = [&](const void* data, const Sm90Strides& strides) {
+    return static_cast<const T*>(data) + sequence.q_batch * strides.batch + head * strides.head +
+           at * strides.row;
+  };
+  const auto words = [](const T* x) { return *reinterpret_cast<const uint4*>(x); };
+  bool finite = true;
   float sum = 0;
   if (present) {
-    const T* const dout = static_cast<const T*>(p.dout) + sequence.q_batch * p.dout_strides.batch +
-                          head * p.dout_strides.head + at * p.dout_strides.row;
-    const T* const out = static_cast<const T*>(p.out) + sequence.q_batch * p.out_strides.batch +
-                         head * p.out_strides.head + at * p.out_strides.row;
+    const T* const dout = row_of(p.dout, p.dout_strides);
+    const T* const out = row_of(p.out, p.out_strides);
     for (int column = 8 * part; column < p.head_size; column += 64) {
-      const uint4 a = *reinterpret_cast<const uint4*>(dout + column);
-      const uint4 b = *reinterpret_cast<const uint4*>(out + column);
+      const uint4 a = words(dout + column), b = words(out + column);
       const T* const x = reinterpret_cast<const T*>(&a);
       const T* const y = reinterpret_cast<const T*>(&b);
+      finite &= all_finite<T>(a);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) sum += float(x[i]) * float(y[i]);
+      for (int k = 0; k < 8; ++k) sum += float(x[k]) * float(y[k]);
     }
+    finite &= !isnan(lse);
   }
+  // Rows that see nothing, and those behind the sequence that are copied with its last.
+  const int copied = (sequence.q_rows + kRowPadding - 1) / kRowPadding * kRowPadding;
+  if (p.masked && lse == -kInfinity && row < copied && at < p.q_rows) {
+    for (int column = 8 * part; column < p.head_size; column += 64)
+      finite &= all_finite<T>(words(row_of(p.q, p.q_strides) + column)) &&
+                all_finite<T>(words(row_of(p.dout, p.dout_strides) + column));
+  }
+  if (p.masked && !finite) *p.tainted = 1;
 #pragma unroll
   for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
   if (part != 0 || row >= p.padded_rows) return;
   RowTerms terms{kInfinity, 0};
-  if (present) {
-    const std::int64_t i = (std::int64_t(sequence.q_batch) * p.heads + head) * p.q_rows + at;
-    const float lse = p.lse[i];
-    if (lse != -kInfinity) terms = {lse * kLog2e, sum - (p.dlse ? p.dlse[i] : 0.f)};
-    if (fabsf(lse) > OnlineSoftmax::kExtreme && lse != -kInfinity) *p.tainted = 1;
-  }
+  if (lse != -kInfinity) terms = {lse * kLog2e, sum - (p.dlse ? p.dlse[i] : 0.f)};
+  if (fabsf(lse) > OnlineSoftmax::kExtreme && lse != -kInfinity) *p.tainted = 1;
   p.terms[std::int64_t(pair) * p.padded_rows + row] = terms;
 }
 
-// Looks for NaN and Inf in a [batches, heads, rows, columns] tensor.
-template <class T>
-__global__ void find_tainted_kernel(const T* data, Sm90Strides strides, int heads, int rows,
-                                    int vectors, std::uint32_t* tainted) {
-  const T* const from =
-      data + blockIdx.y / heads * strides.batch + blockIdx.y % heads * strides.head;
-  bool finite = true;
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rows * vectors;
-       i += gridDim.x * blockDim.x)
-    finite &= all_finite<T>(
-        *reinterpret_cast<const uint4*>(from + i / vectors * strides.row + i % vectors * 8));
-  if (!finite) *tainted = 1;
-}
-
-// dQ from the order of its sums to rows, scaled and rounded.
+// dQ from the order of its sums to rows, scaled and rounded. Where no row of a step sees a key,
+// nothing has been written. The last heads come first, which are still in L2.
 template <class S>
 __global__ void finish_dq_kernel(const RowParams p) {
   using T = typename S::T;
-  const int pair = blockIdx.y, step = blockIdx.x, index = pair / p.heads, head = pair % p.heads;
+  const int pair = gridDim.y - 1 - blockIdx.y, index = pair / p.heads, head = pair % p.heads;
+  const int step = blockIdx.x;
   const Sm90Sequence sequence = p.sequence(index);
   if (step * S::Rows >= sequence.q_rows) return;
   const float* const sums = p.sums + (std::int64_t(pair) * p.padded_rows + step * S::Rows) * S::D;
   const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
+  const int first = step * S::Rows, seeing = min(sequence.q_rows, sequence.q_seeing);
+  const Sight sight{p.left, p.right, sequence.offset, sequence.k_visible};
+  const KeyRange seen = sight.of_some(first, min(first + S::Rows, seeing) - 1);
+  const bool is_written = first < seeing && seen.begin < seen.end;
   float dq[S::ColumnsOfDq / 2];
 #pragma unroll
   for (int i = 0; i < S::ColumnsOfDq / 8; ++i) {
-    const float4 found = *reinterpret_cast<const float4*>(sums + dq_index<S>(consumer, i, thread));
+    const float4 found =
+        is_written ? *reinterpret_cast<const float4*>(sums + dq_index<S>(consumer, i, thread))
+                   : float4{0, 0, 0, 0};
     dq[4 * i] = found.x;
     dq[4 * i + 1] = found.y;
     dq[4 * i + 2] = found.z;
@@ -123,7 +132,8 @@ __global__ void finish_dq_kernel(const RowParams p) {
 
 // ---- Host --------------------------------------------------------------------------------------
 
-// The workspace: sums of dQ, then turns, the tainted word (these three start as 0), then terms.
+// The workspace: sums of dQ, then turns and the tainted word (which start as 0, and sums too where
+// shares are added in any order), then terms.
 struct Workspace {
   std::int64_t pairs, padded_rows, turns;
   std::int64_t dq_bytes, zero_bytes, bytes;
@@ -149,14 +159,17 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   auto* const turns = reinterpret_cast<std::uint32_t*>(base + space.dq_bytes);
   std::uint32_t* const tainted = turns + space.turns;
   auto* const terms = reinterpret_cast<RowTerms*>(base + space.zero_bytes);
-  check_status(cudaMemsetAsync(base, 0, space.zero_bytes, stream), kName);
+  const std::int64_t first_zero = call.deterministic ? space.dq_bytes : 0;
+  check_status(cudaMemsetAsync(base + first_zero, 0, space.zero_bytes - first_zero, stream), kName);
 
   RowParams rows{};
+  rows.q = f.q;
   rows.dout = call.dout;
   rows.out = f.out;
   rows.lse = f.lse;
   rows.dlse = call.dlse;
   rows.dq = call.dq;
+  rows.q_strides = f.q_strides;
   rows.dout_strides = call.dout_strides;
   rows.out_strides = f.out_strides;
   rows.dq_strides = call.dq_strides;
@@ -169,27 +182,14 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   rows.head_size = int(f.head_size);
   rows.q_rows = int(f.q_rows);
   rows.padded_rows = int(space.padded_rows);
+  rows.left = window_side(f.left);
+  rows.right = window_side(f.right);
+  rows.masked = f.left >= 0 || f.right >= 0 || f.sequences || f.all_alike.k_visible < f.k_rows ||
+                f.all_alike.q_seeing < f.q_rows;
   rows.scale = f.scale;
   if (space.pairs * space.padded_rows > 0)
     row_terms_kernel<T>
         <<<dim3(unsigned(space.padded_rows / 32), unsigned(space.pairs)), 256, 0, stream>>>(rows);
-
-  const bool masked = f.left >= 0 || f.right >= 0 || f.sequences ||
-                      f.all_alike.k_visible < f.k_rows || f.all_alike.q_seeing < f.q_rows;
-  if (masked) {
-    const auto find = [&](const void* data, const Sm90Strides& strides, std::int64_t batches,
-                          std::int64_t heads, std::int64_t extent) {
-      if (batches * heads * extent == 0) return;
-      const int vectors = int(f.head_size / 8);
-      const unsigned blocks = unsigned(std::clamp<std::int64_t>(extent * vectors / 2048, 1, 64));
-      find_tainted_kernel<T><<<dim3(blocks, unsigned(batches * heads)), 256, 0, stream>>>(
-          static_cast<const T*>(data), strides, int(heads), int(extent), vectors, tainted);
-    };
-    find(f.q, f.q_strides, f.q_batches, f.heads, f.q_rows);
-    find(call.dout, call.dout_strides, f.q_batches, f.heads, f.q_rows);
-    find(f.k, f.k_strides, f.k_batches, f.key_heads, f.k_rows);
-    find(f.v, f.v_strides, f.k_batches, f.key_heads, f.k_rows);
-  }
 
   Params p{};
   const auto map = [&](const void* data, const Sm90Strides& strides, std::int64_t batches,
@@ -210,6 +210,7 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   p.dq = reinterpret_cast<float*>(base);
   p.turns = turns;
   p.ticket = f.ticket;
+  p.tainted = rows.masked ? tainted : nullptr;
   p.sequences = f.sequences;
   p.all_alike = f.all_alike;
   p.heads = int(f.heads);
@@ -217,8 +218,8 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   p.group = int(f.heads / f.key_heads);
   p.head_size = int(f.head_size);
   p.padded_rows = int(space.padded_rows);
-  p.left = window_side(f.left);
-  p.right = window_side(f.right);
+  p.left = rows.left;
+  p.right = rows.right;
   p.key_blocks = int((call.longest_keys + S::Keys - 1) / S::Keys);
   p.works = int(f.sequence_count * f.key_heads * p.key_blocks);
   p.deterministic = call.deterministic;
@@ -230,7 +231,7 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   // later than that. Those of one head would begin together each time that their multiprocessors
   // come free together; drawn from as many heads as are under way at once, they begin in the order
   // in which those before them ended, as far apart as they have come by then.
-  p.in_turns = call.deterministic ? std::max(1, multiprocessors() / std::max(1, p.key_blocks)) : 1;
+  p.in_turns = std::max(1, multiprocessors() / std::max(1, p.key_blocks));
   p.scale = f.scale;
   if (p.works > 0) {
     constexpr int Bytes = sizeof(Shared<S>);

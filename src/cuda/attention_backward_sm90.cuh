@@ -6,6 +6,7 @@
 //                      log-sum-exp and r
 //   warps 1 and 2,     add each step's share of dQ to memory, turn about, in a fixed order if
 //   one lane each      asked to
+//   warp 3             looks through K and V where some row does not see them in full
 //   warpgroups 1, 2    own 64 keys each. Scores stand with keys as rows, so that what is made of
 //                      them is at once the left operand of the next product:
 //
@@ -217,8 +218,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       store_row(row(p.dv, p.dv_strides), present, p.head_size - column0, dv, r, 1.f, false);
     }
     __syncwarp();
-    shared.work_ring.empty[reader.turn.stage].arrive_as_warp();
-    reader.turn.next();
+    reader.release_as_warp();
   }
 }
 
@@ -233,11 +233,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(p.k);
     prefetch_map(p.v);
     constexpr int Consumers = 8 * kArrivalsOfWarp;  // warps
-    shared.kv_ring.init(2, Consumers);              // K and V
+    const int inspector = p.tainted ? kArrivalsOfWarp : 0;
+    shared.kv_ring.init(2, Consumers + inspector);  // K and V
     shared.q_ring.init(2, Consumers);               // Q and the rows' terms
     shared.dout_ring.init(1, Consumers);
     shared.dq_ring.init(Consumers / S::DqPieces, 1);
-    shared.work_ring.init(1, S::DqStages + Consumers);
+    shared.work_ring.init(1, S::DqStages + Consumers + inspector);
     fence_barrier_init();
   }
   __syncthreads();
@@ -247,6 +248,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       serve(p, shared);
     else if (threadIdx.x % 32 == 0 && threadIdx.x / 32 <= S::DqStages)
       add_dq(p, shared, threadIdx.x / 32 - 1);
+    else if (threadIdx.x >= 96 && p.tainted)
+      inspect(p, shared);
   } else {
     grow_registers<kConsumerRegisters>();
     compute(p, shared);

@@ -4,6 +4,7 @@
 
 #include "cuda/attention_backward_sm90.h"
 #include "cuda/tile/barrier.cuh"
+#include "cuda/tile/finite.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/tma.cuh"
 
@@ -47,6 +48,7 @@ struct Params {
   float* dq;              // the same rows, [D] each, a step's rows in the order of `dq_index`
   std::uint32_t* turns;   // [sequence][head][steps]: shares of dQ that have been added
   std::uint32_t* ticket;
+  std::uint32_t* tainted;  // where to say that keys or values are not finite, or null: no matter
   const Sm90Sequence* sequences;
   Sm90Sequence all_alike;
   int heads, key_heads, group, head_size, padded_rows;
@@ -125,9 +127,13 @@ struct WorkReader {
     shared.work_ring.wait_full(turn);
     return shared.work[turn.stage];
   }
-  // By one lane of each party that took the Work.
+  // By one lane of each party that took the Work, or by a warp that did.
   __device__ void release() {
     shared.work_ring.empty[turn.stage].arrive();
+    turn.next();
+  }
+  __device__ void release_as_warp() {
+    shared.work_ring.empty[turn.stage].arrive_as_warp();
     turn.next();
   }
 };
@@ -228,7 +234,11 @@ __device__ void add_dq(const Params& p, Shared<S>& shared, int stage) {
               asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(done) : "memory");
             } while (seen != share);
           }
-          add_floats(to + piece * Floats, shared.dq[stage], Floats * 4);
+          // In a fixed order the first share finds nothing that it should be added to.
+          if (p.deterministic && share == 0)
+            store_floats(to + piece * Floats, shared.dq[stage], Floats * 4);
+          else
+            add_floats(to + piece * Floats, shared.dq[stage], Floats * 4);
           wait_sent<false>();
           shared.dq_ring.empty[stage].arrive();
           if (p.deterministic && piece == S::DqPieces - 1) {
@@ -242,6 +252,37 @@ __device__ void add_dq(const Params& p, Shared<S>& shared, int stage) {
     reader.release();
   }
   wait_sent<true>();
+}
+
+// ---- Warp 3: keys and values that must not be felt ---------------------------------------------
+
+// Looks for those that are not finite, where some row does not see all of them.
+template <class S>
+__device__ void inspect(const Params& p, Shared<S>& shared) {
+  using T = typename S::T;
+  const int lane = threadIdx.x % 32;
+  WorkReader<S> reader{shared};
+  Turn<1> kv_turn;
+  const auto all_are_finite = [&](const T* tile) {
+    const uint4* const words = reinterpret_cast<const uint4*>(tile);
+    bool finite = true;
+#pragma unroll 4
+    for (int i = lane; i < S::Keys * S::D / 8; i += 32) finite &= all_finite<T>(words[i]);
+    return finite;
+  };
+  for (;;) {
+    const Work& work = reader.take();
+    if (work.key0 < 0) return;
+    if (work.steps.begin < work.steps.end) {
+      shared.kv_ring.wait_full(kv_turn);
+      kv_turn.next();
+      if (!all_are_finite(shared.k) || !all_are_finite(shared.v)) *p.tainted = 1;
+      __syncwarp();
+      shared.kv_ring.empty[0].arrive_as_warp();
+    }
+    __syncwarp();
+    reader.release_as_warp();
+  }
 }
 
 // Where registers 4 i .. 4 i + 3 of a thread lie within a step's dQ: each warpgroup's share is

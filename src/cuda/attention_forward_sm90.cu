@@ -140,14 +140,14 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
   p.right = window_side(call.right);
   p.row_blocks = int((call.longest + S::Rows - 1) / S::Rows);
   p.pairs = int(call.sequence_count * call.heads);
-  // Heads at work at a time: of no more keys and values than fit half of L2 (which holds 50 MB or
-  // more). Of large heads as few as keep the chip busy: then keys and values of some come from
-  // memory while those of others, which are in L2 by then, are multiplied.
+  // Heads at work at a time: those whose keys and values fill half of L2 (which holds 50 MB or
+  // more), or up to twice as many, so that no few are left for the end.
   const std::int64_t bytes = 4 * std::max<std::int64_t>(call.k_rows, 1) * call.head_size;
-  const std::int64_t fitting = (std::int64_t(24) << 20) / bytes;
-  const std::int64_t busy = multiprocessors() / (std::max(p.row_blocks, 1) * p.group);
-  const std::int64_t at_once = S::D > 64 ? std::min(fitting, busy) : fitting;
-  p.pairs_at_once = int(std::clamp<std::int64_t>(at_once, 1, call.key_heads * 64)) * p.group;
+  const std::int64_t key_pairs = std::max<std::int64_t>(call.sequence_count * call.key_heads, 1);
+  const std::int64_t fitting =
+      std::clamp<std::int64_t>((std::int64_t(24) << 20) / bytes, 1, key_pairs);
+  const std::int64_t sections = key_pairs / fitting;
+  p.pairs_at_once = int((key_pairs + sections - 1) / sections) * p.group;
   p.scale = (call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
   p.inner_scale = call.softcap > 0 ? call.scale / call.softcap : 0;
   if (call.statistics) {

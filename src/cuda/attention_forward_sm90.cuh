@@ -29,14 +29,10 @@ struct Turnstile {
   int id;  // of this warpgroup
 
   __device__ explicit Turnstile(int consumer) : id(1 + consumer) {
-    if (S::PingPong && consumer == S::Consumers - 1) pass();  // the first may go
+    if (consumer == S::Consumers - 1) pass();  // the first may go
   }
-  __device__ void enter() const {
-    if (S::PingPong) named_wait(id, 256);
-  }
-  __device__ void pass() const {
-    if (S::PingPong) named_arrive(id == S::Consumers ? 1 : id + 1, 256);
-  }
+  __device__ void enter() const { named_wait(id, 256); }
+  __device__ void pass() const { named_arrive(id == S::Consumers ? 1 : id + 1, 256); }
 };
 
 template <class S>
@@ -258,7 +254,7 @@ __global__ void __launch_bounds__(S::Threads, 1)
     shared.v_ring.init(1, Consumers);
     for (Barrier& barrier : shared.requested) barrier.init(1);
     for (Barrier& barrier : shared.inspected) barrier.init(kInspectors * kArrivalsOfWarp);
-    shared.next_work.init(1);
+    for (Barrier& barrier : shared.due) barrier.init(1);
     shared.work_ring.init(kArrivalsOfWarp, 1 + kInspectors * kArrivalsOfWarp + Consumers);
     fence_barrier_init();
   }

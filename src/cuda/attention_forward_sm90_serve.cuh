@@ -24,7 +24,6 @@ __device__ void copy(const Params& p, Shared<S>& shared) {
     shared.work_ring.wait_full(work_turn);
     const Work& work = shared.work[work_turn.stage];
     if (work.row0 < 0) return;
-    shared.next_work.arrive();
     const KeyRange tiles = work.tiles, plain = work.plain;
     const int key_head = work.head / p.group, k_batch = work.k_batch, k_start = work.k_start;
     const auto load_keys = [&](int tile) {
@@ -40,6 +39,8 @@ __device__ void copy(const Params& p, Shared<S>& shared) {
       if (tile < plain.begin || tile >= plain.end) shared.requested[v_turn.stage].arrive();
       v_turn.next();
     };
+    Barrier& due = shared.due[work_turn.stage];
+    if (tiles.end - tiles.begin <= kLead) due.arrive();
     // In the order of use: the keys of a tile are needed one step before its values.
     if (work.sees_anything()) {
       load_keys(tiles.end - 1);
@@ -47,6 +48,7 @@ __device__ void copy(const Params& p, Shared<S>& shared) {
       for (int tile = tiles.end - 1; tile > tiles.begin; --tile) {
         load_keys(tile - 1);
         load_values(tile);
+        if (tile - tiles.begin == kLead) due.arrive();
       }
       // Queries come from far: those of the next Work are asked for while there is time.
       has_queries = false;
@@ -69,7 +71,6 @@ template <class S>
 __device__ void draw(const Params& p, Shared<S>& shared) {
   const int total = p.pairs * p.row_blocks, lane = threadIdx.x % 32;
   int ticket = blockIdx.x;
-  std::uint32_t phase = 0;
   for (Turn<kWorks> turn;; turn.next()) {
     shared.work_ring.wait_empty(turn);
     Work& work = shared.work[turn.stage];
@@ -85,11 +86,7 @@ __device__ void draw(const Params& p, Shared<S>& shared) {
     __syncwarp();
     shared.work_ring.full[turn.stage].arrive_as_warp();
     if (none) return;
-    // What is drawn late is drawn by whoever is free. So towards the end, and where there is time
-    // to make it, the next one is not drawn before it is due.
-    const bool is_long = work.tiles.end - work.tiles.begin > 8;
-    if (is_long || ticket + 2 * int(gridDim.x) >= total) shared.next_work.wait(phase);
-    phase ^= 1;
+    shared.due[turn.stage].wait(turn.phase);
     // Whoever draws the last ticket that anyone will ever draw leaves a zero for the next launch.
     unsigned drawn = 0;
     if (lane == 0) {

@@ -36,8 +36,6 @@ struct Shape {
   // 65536 registers, in steps of 8 per thread; the kernel starts with an even share.
   static constexpr int ConsumerRegisters = Consumers == 2 ? 240 : 160;
   static constexpr int ServerRegisters = Consumers == 2 ? 24 : 32;
-  // Ping-pong pays while a softmax is long beside its products.
-  static constexpr bool PingPong = D <= 128;
 };
 
 struct Params {
@@ -64,6 +62,9 @@ struct Params {
 
 inline constexpr int kInspectors = 2;  // warps
 inline constexpr int kWorks = 3;       // at once: being made, copied and computed
+// Tiles of a Work that are left to copy when the next one is drawn: enough to make it meanwhile.
+// One drawn earlier would wait, while others are free, for a Work of any length.
+inline constexpr int kLead = 4;
 
 // Of the tiles of a Work: those that a warp's warpgroup takes, from the last to the first (it
 // passes over the others), and those of which all rows of the warp see all keys, so that no mask is
@@ -109,7 +110,7 @@ struct alignas(1024) Shared {
   Ring<S::Stages> k_ring, v_ring;
   Barrier requested[S::Stages], inspected[S::Stages];  // of values, where a look is needed
   Ring<kWorks> work_ring;
-  Barrier next_work;  // is due: the copies of the one before have begun
+  Barrier due[kWorks];  // the Work after this one
   Work work[kWorks];
 };
 

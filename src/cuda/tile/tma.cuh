@@ -106,7 +106,14 @@ __device__ inline void load_bytes(void* to, const void* from, int bytes, Barrier
       "l"(from), "r"(bytes), "r"(shared_address(&barrier.word))
       : "memory");
 }
-// Adds floats in shared memory to floats in global memory; a group of its own.
+// Floats in shared memory over floats in global memory, or added to them; a group of its own.
+__device__ inline void store_floats(float* to, const float* from, int bytes) {
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+      "cp.async.bulk.commit_group;" ::"l"(to),
+      "r"(shared_address(from)), "r"(bytes)
+      : "memory");
+}
 __device__ inline void add_floats(float* to, const float* from, int bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
