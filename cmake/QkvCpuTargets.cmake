@@ -33,3 +33,12 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
                               src/cpu/gemm_engine.cpp PROPERTIES
     COMPILE_OPTIONS -Wno-maybe-uninitialized)
 endif()
+
+# A kernel's loops are lambdas within lambdas, each with a scope of its own for what it keeps in
+# registers. To watch the ends of those scopes keeps it in memory instead: products took five times
+# as long under the sanitizer, and the largest files twice as long to compile.
+if(QKV_SANITIZE MATCHES "address")
+  file(GLOB qkv_kernels src/cpu/*.cpp)
+  set_property(SOURCE ${qkv_kernels} APPEND PROPERTY
+               COMPILE_OPTIONS -fno-sanitize-address-use-after-scope)
+endif()
