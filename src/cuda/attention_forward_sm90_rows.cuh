@@ -105,7 +105,7 @@ __device__ void finish_rows(const Params& p, const Work& work, int warp, OnlineS
 template <class S, int Count>
 __device__ void restore_tainted(const Params& p, const Work& work, int warp, float (&o)[Count]) {
   using T = typename S::T;
-  if (!work.tainted[0] && !work.tainted[1]) return;
+  if (!work.is_tainted()) return;
   const int row = work.row0 + 16 * warp + threadIdx.x % 32 / 4;
   const T* const values = static_cast<const T*>(p.values) + work.k_batch * p.v_strides.batch +
                           work.head / p.group * p.v_strides.head;

@@ -89,6 +89,11 @@ struct Work {
   Part parts[12];  // of the computing warps
 
   __device__ bool must_inspect(int tile) const { return tile < plain.begin || tile >= plain.end; }
+  __device__ bool is_tainted() const {
+    bool any = false;
+    for (const bool flag : tainted) any |= flag;
+    return any;
+  }
   __device__ bool sees_anything() const { return tiles.begin < tiles.end; }
 };
 

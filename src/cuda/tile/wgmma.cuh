@@ -92,10 +92,8 @@ __device__ void wgmma_wait(float (&done)[Count]) {
 #define QKV_BINDS_32 QKV_B8(0), QKV_B8(8), QKV_B8(16), QKV_B8(24)
 #define QKV_NAMES_40 QKV_NAMES_32 "," QKV_N4
 #define QKV_BINDS_40 QKV_BINDS_32, QKV_B8(32)
-#define QKV_NAMES_56 QKV_NAMES_40 "," QKV_N5 "," QKV_N6
-#define QKV_BINDS_56 QKV_BINDS_40, QKV_B8(40), QKV_B8(48)
-#define QKV_NAMES_64 QKV_NAMES_56 "," QKV_N7
-#define QKV_BINDS_64 QKV_BINDS_56, QKV_B8(56)
+#define QKV_NAMES_64 QKV_NAMES_40 "," QKV_N5 "," QKV_N6 "," QKV_N7
+#define QKV_BINDS_64 QKV_BINDS_40, QKV_B8(40), QKV_B8(48), QKV_B8(56)
 #define QKV_NAMES_96 QKV_NAMES_64 "," QKV_N8 "," QKV_N9 "," QKV_N10 "," QKV_N11
 #define QKV_BINDS_96 QKV_BINDS_64, QKV_B8(64), QKV_B8(72), QKV_B8(80), QKV_B8(88)
 #define QKV_NAMES_128 QKV_NAMES_96 "," QKV_N12 "," QKV_N13 "," QKV_N14 "," QKV_N15
@@ -124,8 +122,6 @@ __device__ void wgmma_wait(float (&done)[Count]) {
     instruction(64, 32, 32, 33, 34, 35, 36, 37, 38);          \
   else if constexpr (N == 80)                                 \
     instruction(80, 40, 40, 41, 42, 43, 44, 45, 46);          \
-  else if constexpr (N == 112)                                \
-    instruction(112, 56, 56, 57, 58, 59, 60, 61, 62);         \
   else if constexpr (N == 128)                                \
     instruction(128, 64, 64, 65, 66, 67, 68, 69, 70);         \
   else if constexpr (N == 256)                                \
