@@ -43,7 +43,7 @@ struct TileScores {
 class SoftmaxRows {
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
   static constexpr double kPivotScores = 32;
-  static constexpr std::int64_t kSurveyed = 4;
+  static constexpr std::int64_t kSurveyed = 4;  // rows at a time
   using D = hn::ScalableTag<float>;
   using V = hn::Vec<D>;
 
@@ -90,15 +90,19 @@ class SoftmaxRows {
   // found a larger maximum.
   void step(const TileScores& tile, float* sums, std::int64_t sums_stride) {
     scorer_.set_tile(tile.first_key, tile.keys, tile.columns);
-    for (std::int64_t r = 0; r < count_; ++r) {
-      float* row = tile.scores + r * tile.stride;
-      scorer_.finish_row(r, row, tile.partial, collect_);
-      const float largest = survey_ ? survey(tile, r) : largest_of(row, tile.columns);
-      shift_[r] = largest;
-      if (find_top_ && largest > maximum_[r])
-        top_[r] = tile.first_key + find(row, tile.columns, largest);
+    for (std::int64_t first = 0; first < count_; first += kSurveyed) {
+      const std::int64_t end = std::min(first + kSurveyed, count_);
+      for (std::int64_t r = first; r < end; ++r) {
+        float* row = tile.scores + r * tile.stride;
+        scorer_.finish_row(r, row, tile.partial, collect_);
+        if (!survey_) shift_[r] = largest_of(row, tile.columns);
+      }
+      if (survey_) survey(tile, first, end);
+      for (std::int64_t r = first; find_top_ && r < end; ++r) {
+        if (shift_[r] > maximum_[r])
+          top_[r] = tile.first_key + find(tile.scores + r * tile.stride, tile.columns, shift_[r]);
+      }
     }
-    if (survey_) flush_moments();
     update_factors();
     for (std::int64_t r = 0; r < count_; ++r) {
       if (job_.ahead != nullptr && r % kAskEvery == 0) job_.ahead->ask();
@@ -271,64 +275,59 @@ class SoftmaxRows {
     }
   }
 
-  // The largest score of a row, and what the moments need: how many are visible, their sum and that
-  // of their squares, relative to the pivot.
-  HWY_INLINE float survey(const TileScores& tile, std::int64_t r) {
-    const float* row = tile.scores + r * tile.stride;
-    if (!has_pivot_) choose_pivot(row, tile.keys);
+  // The largest score of each of a few rows, and what the moments need: how many are visible, their
+  // sum and that of their squares, relative to the pivot.
+  HWY_INLINE void survey(const TileScores& tile, std::int64_t first, std::int64_t end) {
+    for (std::int64_t r = first; !has_pivot_ && r < end; ++r) {
+      choose_pivot(tile.scores + r * tile.stride, tile.keys);
+    }
     const bool partial = tile.partial || job_.problem.bias.defined();  // a bias may hide, too
-    if (r % kSurveyed == 0) flush_moments();
-    return partial ? survey_row<true>(row, tile, r) : survey_row<false>(row, tile, r);
+    partial ? survey_rows<true>(tile, first, end) : survey_rows<false>(tile, first, end);
   }
 
   template <bool kPartial>
-  HWY_NOINLINE float survey_row(const float* row, const TileScores& tile, std::int64_t r) {
+  HWY_NOINLINE void survey_rows(const TileScores& tile, std::int64_t first, std::int64_t end) {
     constexpr int kTogether = 2;  // of which columns are a multiple on every target
     const D d;
-    const V pivot = hn::Set(d, pivot_);
-    [[maybe_unused]] std::size_t hidden_count = 0;
-    V largest[kTogether], sum[kTogether], squares[kTogether];
-    HWY_UNROLL(2)
-    for (int i = 0; i < kTogether; ++i) {
-      largest[i] = hn::LoadU(d, row);
-      sum[i] = i == 0 ? hn::Load(d, sum_) : hn::Zero(d);
-      squares[i] = i == 0 ? hn::Load(d, squares_) : hn::Zero(d);
-    }
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    for (std::int64_t j = 0; j < tile.columns; j += kTogether * lanes) {
-      HWY_UNROLL(2)
-      for (int i = 0; i < kTogether; ++i) {
-        const V s = hn::LoadU(d, row + j + i * lanes);
-        largest[i] = hn::Max(largest[i], s);
-        V centred = hn::Sub(s, pivot);
-        if constexpr (kPartial) {  // where -inf would make NaN of both sums
-          const auto hidden = hn::Eq(s, hn::Set(d, -kInfinity));
-          hidden_count += hn::CountTrue(d, hidden);
-          centred = hn::IfThenZeroElse(hidden, centred);
+    const V pivot = hn::Set(d, pivot_);
+    V sum[kTogether] = {hn::Zero(d), hn::Zero(d)}, squares[kTogether] = {hn::Zero(d), hn::Zero(d)};
+    for (std::int64_t r = first; r < end; ++r) {
+      const float* row = tile.scores + r * tile.stride;
+      [[maybe_unused]] std::size_t hidden_count = 0;
+      V largest[kTogether] = {hn::LoadU(d, row), hn::LoadU(d, row)};
+      for (std::int64_t j = 0; j < tile.columns; j += kTogether * lanes) {
+        HWY_UNROLL(2)
+        for (int i = 0; i < kTogether; ++i) {
+          const V s = hn::LoadU(d, row + j + i * lanes);
+          largest[i] = hn::Max(largest[i], s);
+          V centred = hn::Sub(s, pivot);
+          if constexpr (kPartial) {  // where -inf would make NaN of both sums
+            const auto hidden = hn::Eq(s, hn::Set(d, -kInfinity));
+            hidden_count += hn::CountTrue(d, hidden);
+            centred = hn::IfThenZeroElse(hidden, centred);
+          }
+          sum[i] = hn::Add(sum[i], centred);
+          squares[i] = hn::MulAdd(centred, centred, squares[i]);
         }
-        sum[i] = hn::Add(sum[i], centred);
-        squares[i] = hn::MulAdd(centred, centred, squares[i]);
       }
+      const std::int64_t seen =
+          kPartial ? tile.columns - static_cast<std::int64_t>(hidden_count) : tile.keys;
+      visible_[r] += static_cast<float>(seen);
+      pairs_ += static_cast<double>(seen);
+      shift_[r] = largest_lane(hn::Max(largest[0], largest[1]));
     }
-    hn::Store(hn::Add(sum[0], sum[1]), d, sum_);
-    hn::Store(hn::Add(squares[0], squares[1]), d, squares_);
-    const std::int64_t seen =
-        kPartial ? tile.columns - static_cast<std::int64_t>(hidden_count) : tile.keys;
-    visible_[r] += static_cast<float>(seen);
-    pairs_ += static_cast<double>(seen);
-    return largest_lane(hn::Max(largest[0], largest[1]));
+    add_moments(hn::Add(sum[0], sum[1]), moment1_);
+    add_moments(hn::Add(squares[0], squares[1]), moment2_);
   }
 
   // Long sums are kept in f64, lane by lane: the variance of a head adds up millions of pairs. A
   // few rows are summed in f32 before.
-  HWY_INLINE void flush_moments() {
+  static HWY_INLINE void add_moments(V sums, double* to) {
     const D d;
-    for (std::size_t i = 0; i < hn::Lanes(d); ++i) {
-      moment1_[i] += sum_[i];
-      moment2_[i] += squares_[i];
-    }
-    hn::Store(hn::Zero(d), d, sum_);
-    hn::Store(hn::Zero(d), d, squares_);
+    HWY_ALIGN float lane[hn::MaxLanes(D())];
+    hn::Store(sums, d, lane);
+    for (std::size_t i = 0; i < hn::Lanes(d); ++i) to[i] += lane[i];
   }
 
   // The first column that holds `value`. Without a branch: where it stands is anyone's guess.
@@ -469,14 +468,14 @@ class SoftmaxRows {
     hn::Store(hn::MulAdd(hn::Load(d, sum_to), factor, added), d, sum_to);
   }
 
-  // Adds p (s - shift). The exponents are found again, behind a fence that keeps the compiler from
-  // remembering them: so many do not stay in registers.
+  // Adds p (s - shift). Of many at a time the exponents are found again, behind a fence that keeps
+  // the compiler from remembering them: so many do not stay in registers.
   template <int kCount>
   static HWY_INLINE void add_weighted(const float* scores, V shift, bool partial,
                                       const V (&weights)[kCount], V (&sums)[2]) {
     const D d;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if constexpr (kCount > 2) std::atomic_signal_fence(std::memory_order_seq_cst);
     if (!partial) {
       HWY_UNROLL(8)
       for (int i = 0; i < kCount; ++i) {
@@ -522,8 +521,6 @@ class SoftmaxRows {
   bool has_pivot_ = false;
   float pivot_ = 0;
   double pairs_ = 0;
-  HWY_ALIGN float sum_[hn::MaxLanes(D())] = {};  // of up to kSurveyed rows, relative to the pivot
-  HWY_ALIGN float squares_[hn::MaxLanes(D())] = {};
   HWY_ALIGN double moment1_[hn::MaxLanes(D())] = {};
   HWY_ALIGN double moment2_[hn::MaxLanes(D())] = {};
   Scratch<Result> results_;
