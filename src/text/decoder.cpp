@@ -30,11 +30,15 @@ DecoderPtr step(F f) {
 }
 
 void replace_all(std::string& text, std::string_view old, std::string_view replacement) {
-  if (old.empty()) return;
-  for (std::size_t at = text.find(old); at != std::string::npos;
-       at = text.find(old, at + replacement.size())) {
-    text.replace(at, old.size(), replacement);
+  std::size_t found = old.empty() ? std::string::npos : text.find(old);
+  if (found == std::string::npos) return;
+  std::string replaced;
+  std::size_t at = 0;
+  for (; found != std::string::npos; found = text.find(old, at)) {
+    replaced.append(text, at, found - at).append(replacement);
+    at = found + old.size();
   }
+  text = replaced.append(text, at);
 }
 
 void fuse(std::vector<std::string>& tokens) {
