@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "qkv/bleu.h"
+#include "text/replace.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 
@@ -78,12 +79,6 @@ std::u32string with_spaces_between(const std::u32string& line, bool before, Firs
   return result;
 }
 
-void replace_all(std::u32string& line, std::u32string_view from, std::u32string_view to) {
-  for (std::size_t at = line.find(from); at != line.npos; at = line.find(from, at + to.size())) {
-    line.replace(at, from.size(), to);
-  }
-}
-
 // mteval-v13a.pl: meant for Western languages, and the same for every other.
 std::u32string spaced_v13a(std::u32string line) {
   constexpr std::array<std::pair<std::u32string_view, std::u32string_view>, 7> kReplaced{
@@ -94,7 +89,7 @@ std::u32string spaced_v13a(std::u32string line) {
        {U"&amp;", U"&"},
        {U"&lt;", U"<"},
        {U"&gt;", U">"}}};
-  for (const auto& [from, to] : kReplaced) replace_all(line, from, to);
+  for (const auto& [from, to] : kReplaced) text::replace_all(line, from, to);
   const auto other = [](char32_t c) { return !is_digit(c); };
   line = with_spaces_around(U' ' + line + U' ', is_v13a_symbol);
   line = with_spaces_between(line, false, other, is_stop);

@@ -9,6 +9,7 @@
 #include "text/metaspace.h"
 #include "text/model.h"
 #include "text/pattern.h"
+#include "text/replace.h"
 #include "text/utf8.h"
 
 namespace qkv::text {
@@ -27,18 +28,6 @@ class Step final : public Decoder {
 template <class F>
 DecoderPtr step(F f) {
   return std::make_unique<Step<F>>(std::move(f));
-}
-
-void replace_all(std::string& text, std::string_view old, std::string_view replacement) {
-  std::size_t found = old.empty() ? std::string::npos : text.find(old);
-  if (found == std::string::npos) return;
-  std::string replaced;
-  std::size_t at = 0;
-  for (; found != std::string::npos; found = text.find(old, at)) {
-    replaced.append(text, at, found - at).append(replacement);
-    at = found + old.size();
-  }
-  text = replaced.append(text, at);
 }
 
 void fuse(std::vector<std::string>& tokens) {
