@@ -78,20 +78,22 @@ struct HeadSums {
 
 constexpr int kFinishWarps = 16;
 
-// A block per sequence and head puts together what `rows` rows, padded, have told; always in the
-// same order.
+// A block per sequence and head puts together what its rows have told; always in the same order.
 __global__ void __launch_bounds__(32 * kFinishWarps)
-    finish_statistics_kernel(const __grid_constant__ Params p, int rows) {
+    finish_statistics_kernel(const __grid_constant__ Params p, int block_rows) {
   __shared__ HeadSums of_warps[kFinishWarps];
   const int pair = blockIdx.x;
   const Sm90Sequence sequence = p.sequences ? p.sequences[pair / p.heads] : p.all_alike;
   const Sight sight{p.left, p.right, sequence.offset, sequence.k_visible};
+  const int rows = p.row_blocks * block_rows;  // padded
   const RowTold* const told = p.told + std::int64_t(pair) * rows;
   HeadSums sums;
 #pragma unroll 4
   for (int i = threadIdx.x; i < rows; i += 32 * kFinishWarps) {
     const RowTold row = told[i];
-    const KeyRange seen = sight.of(i);
+    const int block = i / block_rows;
+    const KeyRange seen =
+        sight.of(first_row_of(block, block_rows, sequence.q_rows) + i - block * block_rows);
     sums.add(row, seen.end - seen.begin);
     (i % 16 < 8 ? sums.total : sums.squares) += row.moment;
   }
@@ -166,8 +168,7 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
   allow_shared_bytes(kernel, Bytes, kName);
   const int blocks = int(std::min<std::int64_t>(works, multiprocessors()));
   kernel<<<blocks, S::Threads, Bytes, stream>>>(p);
-  if (p.told)
-    finish_statistics_kernel<<<p.pairs, 32 * kFinishWarps, 0, stream>>>(p, p.row_blocks * S::Rows);
+  if (p.told) finish_statistics_kernel<<<p.pairs, 32 * kFinishWarps, 0, stream>>>(p, S::Rows);
   if (p.largest)
     finish_largest_kernel<<<p.pairs, 32, 0, stream>>>(p.largest, p.row_blocks * S::Rows / 16,
                                                       p.scale / kLog2e, p.statistics.max_logit);

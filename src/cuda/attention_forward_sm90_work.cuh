@@ -121,6 +121,13 @@ struct alignas(1024) Shared {
 
 // ---- Work ------------------------------------------------------------------------------------
 
+// The first row of a block. Where rows do not fill all blocks, it is the first that has fewer, by
+// whole warpgroups: under a diagonal it is the one that sees least.
+__host__ __device__ inline int first_row_of(int block, int block_rows, int rows) {
+  const int all = (rows + block_rows - 1) / block_rows * block_rows;
+  return max(block * block_rows - (all - rows) / 64 * 64, 0);
+}
+
 // Long rows first (the last rows of a causal mask see most), and few heads at a time, so that
 // their keys and values stay in L2.
 template <class S>
@@ -140,12 +147,13 @@ __device__ void make_work(const Params& p, int ticket, Work& work) {
 
   work.index = index;
   work.head = pair % p.heads;
-  work.row0 = block * S::Rows;
+  work.row0 = first_row_of(block, S::Rows, sequence.q_rows);
   work.q_batch = sequence.q_batch;
   work.k_batch = sequence.k_batch;
   work.q_start = sequence.q_start;
   work.k_start = sequence.k_start;
-  work.rows = min(max(sequence.q_rows - work.row0, 0), S::Rows);
+  const int end = min(first_row_of(block + 1, S::Rows, sequence.q_rows), sequence.q_rows);
+  work.rows = max(end - work.row0, 0);
   work.seeing = min(max(sequence.q_seeing - work.row0, 0), work.rows);
   work.sight = {p.left, p.right, sequence.offset, sequence.k_visible};
   work.tiles = work.plain = {0, 0};
