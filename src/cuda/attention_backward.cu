@@ -1,13 +1,48 @@
 // Attention backward on any GPU, for every option of the contract, in f32: a kernel per result,
 // each block with results of its own, so that every sum has one order and nothing is S x S.
 #include "cuda/attention_gradient.cuh"
+#include "cuda/tile/launch.cuh"
 
 namespace qkv::cuda {
 namespace {
 
+// What a block makes: rows or keys of a tile (and columns of them) of a head of a sequence.
+struct Unit {
+  std::int64_t tile;
+  int head, sequence;
+};
+
+struct Units {
+  std::int64_t tiles, heads, sequences;
+
+  __host__ __device__ std::int64_t count() const { return tiles * heads * sequences; }
+  __device__ Unit operator[](std::int64_t at) const {
+    return {at % tiles, static_cast<int>(at / tiles % heads), static_cast<int>(at / tiles / heads)};
+  }
+};
+
+// What makes a unit: prepare_rows, make_dq or make_dk_or_dv.
+using Maker = void (*)(const AttentionJob&, const BackwardTensors&, const BackwardRows&, Unit);
+
 // Behind a faster kernel that has served the call, there is nothing left to do.
-__device__ bool is_served(const AttentionJob& job) {
-  return job.only_if != nullptr && *job.only_if == 0;
+template <Maker kMake>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(AttentionJob job, BackwardTensors x, BackwardRows rows, Units units) {
+  if (job.only_if != nullptr && *job.only_if == 0) return;
+  for (std::int64_t at = blockIdx.x; at < units.count(); at += gridDim.x) {
+    kMake(job, x, rows, units[at]);
+    __syncthreads();  // for the room in shared memory
+  }
+}
+
+// Blocks take long to begin, even if only to find nothing to do: where that is what they probably
+// find, there are few.
+template <Maker kMake>
+void launch_units(const AttentionJob& job, const BackwardTensors& x, const BackwardRows& rows,
+                  Units units, std::size_t bytes, cudaStream_t stream) {
+  const std::int64_t most = job.only_if != nullptr ? 2 * multiprocessors() : 1 << 30;
+  const auto blocks = static_cast<unsigned>(std::min(most, units.count()));
+  if (blocks > 0) backward_kernel<kMake><<<blocks, kThreads, bytes, stream>>>(job, x, rows, units);
 }
 
 // f32 lse holds log(sum) well only while it is small: beyond, rows find maximum and sum again.
@@ -15,14 +50,13 @@ constexpr float kExactLse = 14;
 
 // Rows of 64 queries: how p is made again, and dlse - do . out.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    prepare_kernel(AttentionJob job, BackwardTensors x, BackwardRows rows) {
-  if (is_served(job)) return;
+__device__ void prepare_rows(const AttentionJob& job, const BackwardTensors& x,
+                             const BackwardRows& rows, Unit unit) {
   __shared__ ProductRoom room;
   const Lane lane;
-  const int head = blockIdx.y, sequence = blockIdx.z;
+  const int head = unit.head, sequence = unit.sequence;
   const Sequence s = job.sequences[sequence];
-  const std::int64_t first = std::int64_t{blockIdx.x} * kTile;
+  const std::int64_t first = unit.tile * kTile;
   if (first >= s.q_rows) return;
   float lse[kSide];
   bool far = false;
@@ -117,17 +151,16 @@ __device__ void store(const Sums<kWide>& sums, float factor, const Rows& to, std
 
 // dq = scale * da k: a block has 64 queries and walks over the keys they see.
 template <class T, int kWide>
-__global__ void __launch_bounds__(kThreads)
-    queries_kernel(AttentionJob job, BackwardTensors x, BackwardRows rows) {
-  if (is_served(job)) return;
+__device__ void make_dq(const AttentionJob& job, const BackwardTensors& x, const BackwardRows& rows,
+                        Unit unit) {
   extern __shared__ char shared[];
   auto& sum_room = *reinterpret_cast<SumRoom<kWide>*>(shared);
   auto& product_room = *reinterpret_cast<ProductRoom*>(shared + sizeof(SumRoom<kWide>));
   const Lane lane;
   const int chunks = (job.head_size + 16 * kWide - 1) / (16 * kWide);
-  const int head = blockIdx.y, sequence = blockIdx.z;
-  const int first_column = static_cast<int>(blockIdx.x) % chunks * 16 * kWide;
-  const std::int64_t first = std::int64_t{blockIdx.x} / chunks * kTile;
+  const int head = unit.head, sequence = unit.sequence;
+  const int first_column = static_cast<int>(unit.tile % chunks) * 16 * kWide;
+  const std::int64_t first = unit.tile / chunks * kTile;
   const Sequence s = job.sequences[sequence];
   if (first >= s.q_rows) return;
   const Range keys = keys_seen(job, s, first, first + kTile - 1);
@@ -152,18 +185,17 @@ __global__ void __launch_bounds__(kThreads)
 // dk = scale * da^T q or dv = p^T dout: a block has 64 keys and walks over the rows that see them,
 // of every query head that shares the key head.
 template <class T, int kWide, bool kKeys>
-__global__ void __launch_bounds__(kThreads)
-    keys_kernel(AttentionJob job, BackwardTensors x, BackwardRows rows) {
-  if (is_served(job)) return;
+__device__ void make_dk_or_dv(const AttentionJob& job, const BackwardTensors& x,
+                              const BackwardRows& rows, Unit unit) {
   extern __shared__ char shared[];
   auto& sum_room = *reinterpret_cast<SumRoom<kWide>*>(shared);
   auto& product_room = *reinterpret_cast<ProductRoom*>(shared + sizeof(SumRoom<kWide>));
   const Lane lane;
   const int size = kKeys ? job.head_size : job.value_size;
   const int chunks = (size + 16 * kWide - 1) / (16 * kWide);
-  const int key_head = blockIdx.y, sequence = blockIdx.z;
-  const int first_column = static_cast<int>(blockIdx.x) % chunks * 16 * kWide;
-  const std::int64_t first = std::int64_t{blockIdx.x} / chunks * kTile;
+  const int key_head = unit.head, sequence = unit.sequence;
+  const int first_column = static_cast<int>(unit.tile % chunks) * 16 * kWide;
+  const std::int64_t first = unit.tile / chunks * kTile;
   const Sequence s = job.sequences[sequence];
   if (first >= s.k_rows) return;
   const Range range = rows_seeing(job, s, first, first + kTile - 1);
@@ -192,16 +224,17 @@ template <class T, int kWide>
 void launch(const AttentionJob& job, const AttentionGrid& grid, const BackwardTensors& x,
             const BackwardRows& rows, cudaStream_t stream) {
   constexpr std::size_t kBytes = sizeof(SumRoom<kWide>) + sizeof(ProductRoom);
-  const auto run = [&](auto* kernel, unsigned tiles, int size, int heads) {
-    allow_shared(reinterpret_cast<const void*>(kernel), kBytes);
-    const auto chunks = static_cast<unsigned>((size + 16 * kWide - 1) / (16 * kWide));
-    const dim3 blocks(tiles * chunks, static_cast<unsigned>(heads), grid.sequences);
-    kernel<<<blocks, kThreads, kBytes, stream>>>(job, x, rows);
+  const auto run = [&]<Maker kMake>(unsigned tiles, int size, int heads) {
+    allow_shared(reinterpret_cast<const void*>(backward_kernel<kMake>), kBytes);
+    const int chunks = (size + 16 * kWide - 1) / (16 * kWide);
+    launch_units<kMake>(job, x, rows, {tiles * chunks, heads, grid.sequences}, kBytes, stream);
   };
   const int key_heads = job.heads / job.group;
-  run(queries_kernel<T, kWide>, grid.row_tiles(kTile), job.head_size, job.heads);
-  run(keys_kernel<T, kWide, true>, grid.key_tiles(kTile), job.head_size, key_heads);
-  run(keys_kernel<T, kWide, false>, grid.key_tiles(kTile), job.value_size, key_heads);
+  run.template operator()<make_dq<T, kWide>>(grid.row_tiles(kTile), job.head_size, job.heads);
+  run.template operator()<make_dk_or_dv<T, kWide, true>>(grid.key_tiles(kTile), job.head_size,
+                                                         key_heads);
+  run.template operator()<make_dk_or_dv<T, kWide, false>>(grid.key_tiles(kTile), job.value_size,
+                                                          key_heads);
 }
 
 }  // namespace
@@ -209,9 +242,9 @@ void launch(const AttentionJob& job, const AttentionGrid& grid, const BackwardTe
 void prepare_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
                       const BackwardTensors& tensors, const BackwardRows& rows,
                       cudaStream_t stream) {
-  const dim3 blocks(grid.row_tiles(kTile), static_cast<unsigned>(job.heads), grid.sequences);
   dispatch_device(dtype, [&]<class T>() {
-    prepare_kernel<T><<<blocks, kThreads, 0, stream>>>(job, tensors, rows);
+    const Units units{grid.row_tiles(kTile), job.heads, grid.sequences};
+    launch_units<prepare_rows<T>>(job, tensors, rows, units, 0, stream);
   });
   check_launch("attention backward");
 }

@@ -230,11 +230,17 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   // A block of keys adds to a step's dQ after the one before it, so each has to begin a little
   // later than that. Those of one head would begin together each time that their multiprocessors
   // come free together; drawn from as many heads as are under way at once, they begin in the order
-  // in which those before them ended, as far apart as they have come by then.
-  p.in_turns = std::max(1, multiprocessors() / std::max(1, p.key_blocks));
+  // in which those before them ended, as far apart as they have come by then. Under a diagonal they
+  // would be hardly further apart than a share takes, so there twice as many heads are in turns,
+  // where L2 has room for their rows of Q, dO and dQ.
+  const int under_way = std::max(1, multiprocessors() / std::max(1, p.key_blocks));
+  const std::int64_t head_bytes = 8 * f.longest * p.group * S::D;
+  const bool twice =
+      p.backward_in_keys && under_way <= 2 && 2 * under_way * head_bytes <= std::int64_t(32) << 20;
+  p.in_turns = twice ? 2 * under_way : under_way;
   p.scale = f.scale;
   if (p.works > 0) {
-    constexpr int Bytes = sizeof(Shared<S>);
+    constexpr int Bytes = sizeof(SharedOf<S>);
     static_assert(Bytes <= 227 * 1024);
     const auto kernel = attention_backward_kernel<S>;
     allow_shared_bytes(kernel, Bytes, kName);
@@ -250,9 +256,9 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
 
 template <class T>
 const std::uint32_t* launch_for(const Sm90Backward& call, cudaStream_t stream) {
-  if (call.forward.head_size <= 64) return launch<Shape<T, 64, 128, 128, 2, 2, 2>>(call, stream);
-  if (call.forward.head_size <= 128) return launch<Shape<T, 128, 64, 128, 2, 2, 2>>(call, stream);
-  return launch<Shape<T, 256, 64, 64, 2, 1, 1>>(call, stream);
+  if (call.forward.head_size <= 64) return launch<Shape<T, 64, 128, 128, 2, 2>>(call, stream);
+  if (call.forward.head_size <= 128) return launch<Shape<T, 128, 64, 128, 2, 2>>(call, stream);
+  return launch<Shape<T, 256, 64, 64, 2, 1>>(call, stream);
 }
 
 }  // namespace

@@ -15,18 +15,15 @@
 //     dV  += P^T dO               dK  += dS^T Q               [64 keys, D], from registers
 //     dQ   = dS K                                             both warpgroups' dS, by shared memory
 //
-// With D = 256 the sums dK and dV of 64 keys fill two warpgroups' registers: both then work on the
-// same 64 keys, make the same S^T and dP^T, and own half of the columns of dK and dV each.
+// With D = 256 the sums dK and dV of 64 keys fill two warpgroups' registers, and the warpgroups
+// share the work in another way: attention_backward_sm90_wide.cuh.
 //
 // Products run beside arithmetic: dP^T beside the exponentials, dV beside dS^T, dK beside the way
 // of dQ to memory.
 #pragma once
 
-#include "cuda/attention_backward_sm90_work.cuh"
-#include "cuda/tile/mma.cuh"
-#include "cuda/tile/softmax.cuh"
-#include "cuda/tile/store.cuh"
-#include "cuda/tile/wgmma.cuh"
+#include "cuda/attention_backward_sm90_products.cuh"
+#include "cuda/attention_backward_sm90_wide.cuh"
 
 namespace qkv::cuda::backward_sm90 {
 
@@ -37,54 +34,29 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
   using T = typename S::T;
   constexpr int Both = 1;  // the numbered barrier of the two warpgroups
   const int consumer = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
-  const int consumer_key = S::Twins ? 0 : 64 * consumer;
-  const int warp_key = consumer_key + thread / 32 * 16;
-  const int column0 = S::Twins ? consumer * S::ColumnsOfDk : 0;  // of dK and dV
+  const int consumer_key = 64 * consumer, warp_key = consumer_key + thread / 32 * 16;
   WorkReader<S> reader{shared};
   Turn<1> kv_turn;
   Turn<S::QStages> q_turn;
   Turn<S::DoutStages> dout_turn;
-  Turn<S::DqStages> dq_turn;
+  Turn<2> dq_turn;
   const float scale = p.scale * kLog2e;
 
-  float dk[S::ColumnsOfDk / 2], dv[S::ColumnsOfDk / 2], s[S::Rows / 2];
+  float dk[S::D / 2], dv[S::D / 2], s[S::Rows / 2];
   const auto q_before = [](Turn<S::QStages> turn) {
     return (turn.stage + S::QStages - 1) % S::QStages;
-  };
-  const auto issue_scores = [&](const T* keys, const T* rows, float(&to)[S::Rows / 2]) {
-    const TileDescriptor a(keys + consumer_key * kSlab, 0), b(rows, 0);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < S::D / 16; ++i) {
-      const int slab = i / 4, within = i % 4 * 32;
-      wgmma<T, inner, inner>(to, a.at(slab * S::Keys * 128 + within),
-                             b.at(slab * S::Rows * 128 + within), i > 0);
-    }
-    wgmma_commit();
-  };
-  const auto issue_gradient = [&](float(&to)[S::ColumnsOfDk / 2],
-                                  const std::uint32_t(&a)[S::Rows / 16][4], const T* rows) {
-    const TileDescriptor b(rows + column0 * S::Rows, S::Rows * 128);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < S::Rows / 16; ++i) wgmma<T, outer>(to, a[i], b.at(i * 16 * 128), 1);
-    wgmma_commit();
   };
 
   for (;;) {
     const Work& work = reader.take();
     if (work.key0 < 0) return;
 #pragma unroll
-    for (int i = 0; i < S::ColumnsOfDk / 2; ++i) dk[i] = dv[i] = 0;
+    for (int i = 0; i < S::D / 2; ++i) dk[i] = dv[i] = 0;
     const KeyRange steps = work.steps;
     const int key0 = work.key0, seeing = work.seeing;
     const Sight sight = work.sight;
     if (steps.begin < steps.end) {
-      // Rows that see all keys of this warp need no mask.
-      const KeyRange unmasked{sight.rows_of(key0 + warp_key + 15, seeing).begin,
-                              sight.rows_of(key0 + warp_key + 15, seeing).end > 0
-                                  ? sight.rows_of(key0 + warp_key, seeing).end
-                                  : 0};
+      const KeyRange unmasked = rows_seeing_all(sight, key0 + warp_key, 16, seeing);
       shared.kv_ring.wait_full(kv_turn);
       kv_turn.next();
       const int count = (steps.end - steps.begin) * p.group;
@@ -94,13 +66,13 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         const T* const q_rows = shared.q[q_turn.stage];
         const T* const dout_rows = shared.dout[dout_turn.stage];
         shared.q_ring.wait_full(q_turn);
-        issue_scores(shared.k, q_rows, s);
+        issue_scores<S>(shared.k + consumer_key * kSlab, q_rows, s);
         if constexpr (S::RoundsWeights) {  // dK of the step before is done, its rows are free
           wgmma_wait<1>(dk);
           if (i > 0) shared.q_ring.empty[q_before(q_turn)].arrive_as_warp();
         }
         shared.dout_ring.wait_full(dout_turn);
-        issue_scores(shared.v, dout_rows, dp);
+        issue_scores<S>(shared.v + consumer_key * kSlab, dout_rows, dp);
         wgmma_wait<1>(s);
 
         const int row0 = step * S::Rows;
@@ -108,53 +80,23 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
           const int key = key0 + warp_key + lane / 4;
           hide(s, {sight.rows_of(key, seeing), sight.rows_of(key + 8, seeing)}, row0, -kInfinity);
         }
-        // {lse, r} of rows 8 n + 2 (lane % 4) and the next.
-        const float4* const terms =
-            reinterpret_cast<const float4*>(shared.terms[q_turn.stage]) + lane % 4;
-#pragma unroll
-        for (int n = 0; n < S::Rows / 8; ++n) {
-          const float4 two = terms[4 * n];
-          s[4 * n + 0] = exp2_fast(fmaf(s[4 * n + 0], scale, -two.x));
-          s[4 * n + 1] = exp2_fast(fmaf(s[4 * n + 1], scale, -two.z));
-          s[4 * n + 2] = exp2_fast(fmaf(s[4 * n + 2], scale, -two.x));
-          s[4 * n + 3] = exp2_fast(fmaf(s[4 * n + 3], scale, -two.z));
-        }
         std::uint32_t weights[S::Rows / 16][4];
+        exponentiate<S>(s, shared.terms[q_turn.stage], scale);
         pack_operands<T>(weights, s);
-        issue_gradient(dv, weights, dout_rows);
+        issue_gradient<S>(dv, weights, dout_rows);
         wgmma_wait<1>(dp);
-#pragma unroll
-        for (int n = 0; n < S::Rows / 8; ++n) {
-          const float4 two = terms[4 * n];
-          if constexpr (S::RoundsWeights) {
-            unpack<T>(weights[n / 2][n % 2 * 2], s[4 * n + 0], s[4 * n + 1]);
-            unpack<T>(weights[n / 2][n % 2 * 2 + 1], s[4 * n + 2], s[4 * n + 3]);
-          }
-          dp[4 * n + 0] = s[4 * n + 0] * (dp[4 * n + 0] - two.y);
-          dp[4 * n + 1] = s[4 * n + 1] * (dp[4 * n + 1] - two.w);
-          dp[4 * n + 2] = s[4 * n + 2] * (dp[4 * n + 2] - two.y);
-          dp[4 * n + 3] = s[4 * n + 3] * (dp[4 * n + 3] - two.w);
-        }
+        if constexpr (S::RoundsWeights) unpack_operands<T>(s, weights);
+        differentiate<S>(dp, s, shared.terms[q_turn.stage]);
         std::uint32_t ds[S::Rows / 16][4];
         pack_operands<T>(ds, dp);
         // Two buffers: the other warpgroup may still read the one of the step before.
         T* const ds_shared = shared.ds[i % 2];
 #pragma unroll
-        for (int n = 0; n < S::Rows / 16; ++n) {
-          if (S::Twins && n / 2 != consumer) continue;  // the twin writes the others
+        for (int n = 0; n < S::Rows / 16; ++n)
           store_matrices(shared_address(ds_shared) +
                              swizzled(S::Keys, warp_key + lane % 16, 2 * n + lane / 16),
                          ds[n]);
-        }
         fence_async_proxy();
-        const auto release_dout = [&] {
-          shared.dout_ring.empty[dout_turn.stage].arrive_as_warp();
-          dout_turn.next();
-        };
-        if constexpr (S::Twins) {  // the registers of P^T are needed, and so is dO's only stage
-          wgmma_wait<0>(dv);
-          release_dout();
-        }
         named_wait(Both, 256);
 
         float dq[S::ColumnsOfDq / 2];
@@ -168,30 +110,20 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
             wgmma<T, outer, outer>(dq, a.at(n * 16 * 128), b.at(n * 16 * 128), n > 0);
           wgmma_commit();
         }
-        issue_gradient(dk, ds, q_rows);
+        issue_gradient<S>(dk, ds, q_rows);
         wgmma_wait<1>(dq);
-        if constexpr (!S::Twins) release_dout();
-        // Where each warpgroup has its own piece, it also waits out the other's: a party that
-        // skipped phases of a barrier could take the one two before for its own.
-        if (S::DqPieces == 2 && consumer == 1) {
-          shared.dq_ring.wait_empty(dq_turn);
-          dq_turn.next();
-        }
-        shared.dq_ring.wait_empty(dq_turn);
+        shared.dout_ring.empty[dout_turn.stage].arrive_as_warp();
+        dout_turn.next();
+        shared.dq_ring[0].wait_empty(dq_turn);
         float* const to = shared.dq[dq_turn.stage];
 #pragma unroll
         for (int n = 0; n < S::ColumnsOfDq / 8; ++n)
-          *reinterpret_cast<float4*>(to +
-                                     dq_index<S>(S::DqPieces == 2 ? 0 : consumer, n, thread)) = {
+          *reinterpret_cast<float4*>(to + dq_index<S>(consumer, n, thread)) = {
               dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]};
         fence_async_proxy();
         __syncwarp();
-        shared.dq_ring.full[dq_turn.stage].arrive_as_warp();
+        shared.dq_ring[0].full[dq_turn.stage].arrive_as_warp();
         dq_turn.next();
-        if (S::DqPieces == 2 && consumer == 0) {
-          shared.dq_ring.wait_empty(dq_turn);
-          dq_turn.next();
-        }
         if constexpr (!S::RoundsWeights) {
           wgmma_wait<0>(dk);
           shared.q_ring.empty[q_turn.stage].arrive_as_warp();
@@ -206,53 +138,56 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       touch(dv);
       shared.kv_ring.empty[0].arrive_as_warp();
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int key = warp_key + lane / 4 + 8 * r;
-      const bool present = key < work.keys;
-      const auto row = [&](void* data, const Sm90Strides& strides) {
-        return static_cast<T*>(data) + work.k_batch * strides.batch + work.key_head * strides.head +
-               std::int64_t(work.k_start + key0 + key) * strides.row + column0;
-      };
-      store_row(row(p.dk, p.dk_strides), present, p.head_size - column0, dk, r, p.scale, false);
-      store_row(row(p.dv, p.dv_strides), present, p.head_size - column0, dv, r, 1.f, false);
-    }
+    store_gradient<S>(work, p.dk, p.dk_strides, p.head_size, dk, warp_key, p.scale);
+    store_gradient<S>(work, p.dv, p.dv_strides, p.head_size, dv, warp_key, 1.f);
     __syncwarp();
     reader.release_as_warp();
   }
 }
 
 template <class S>
+using SharedOf = std::conditional_t<S::Wide, WideShared<S>, Shared<S>>;
+
+template <class S>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_backward_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  Shared<S>& shared = *reinterpret_cast<Shared<S>*>(memory);
+  SharedOf<S>& shared = *reinterpret_cast<SharedOf<S>*>(memory);
   if (threadIdx.x == 0) {
     prefetch_map(p.q);
     prefetch_map(p.dout);
     prefetch_map(p.k);
     prefetch_map(p.v);
-    constexpr int Consumers = 8 * kArrivalsOfWarp;  // warps
+    constexpr int Warpgroup = 4 * kArrivalsOfWarp, Both = 2 * Warpgroup;
     const int inspector = p.tainted ? kArrivalsOfWarp : 0;
-    shared.kv_ring.init(2, Consumers + inspector);  // K and V
-    shared.q_ring.init(2, Consumers);               // Q and the rows' terms
-    shared.dout_ring.init(1, Consumers);
-    shared.dq_ring.init(Consumers / S::DqPieces, 1);
-    shared.work_ring.init(1, S::DqStages + Consumers + inspector);
+    shared.kv_ring.init(2, Both + inspector);  // K and V
+    shared.q_ring.init(2, Both);               // Q and the rows' terms
+    shared.dout_ring.init(1, Both);
+    for (Ring<2>& ring : shared.dq_ring) ring.init(S::Wide ? Warpgroup : Both, 1);
+    shared.work_ring.init(1, 2 + Both + inspector);
+    if constexpr (S::Wide) {
+      shared.weights_ring.init(Warpgroup, Warpgroup);
+      shared.ds_ring.init(Warpgroup, Both);
+    }
     fence_barrier_init();
   }
   __syncthreads();
   if (threadIdx.x < 128) {
     shrink_registers<kServerRegisters>();
     if (threadIdx.x == 0)
-      serve(p, shared);
-    else if (threadIdx.x % 32 == 0 && threadIdx.x / 32 <= S::DqStages)
-      add_dq(p, shared, threadIdx.x / 32 - 1);
+      serve<S>(p, shared);
+    else if (threadIdx.x == 32 || threadIdx.x == 64)
+      add_dq<S>(p, shared, threadIdx.x / 32 - 1);
     else if (threadIdx.x >= 96 && p.tainted)
-      inspect(p, shared);
+      inspect<S>(p, shared);
   } else {
     grow_registers<kConsumerRegisters>();
-    compute(p, shared);
+    if constexpr (!S::Wide)
+      compute(p, shared);
+    else if (threadIdx.x < 256)
+      make_dv(p, shared);
+    else
+      make_dk(p, shared);
   }
 }
 

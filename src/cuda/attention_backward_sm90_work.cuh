@@ -16,24 +16,24 @@ inline constexpr int kConsumerRegisters = 240, kServerRegisters = 24;
 inline constexpr int kRowPadding = 128;
 
 template <class Element, int HeadSize, int RowsPerStep, int KeysPerBlock, int QStageCount,
-          int DoutStageCount, int DqStageCount>
+          int DoutStageCount>
 struct Shape {
   using T = Element;
   static constexpr int D = HeadSize;  // padded to a multiple of 64
   static constexpr int Rows = RowsPerStep;
   static constexpr int Keys = KeysPerBlock;
-  static constexpr int QStages = QStageCount, DoutStages = DoutStageCount, DqStages = DqStageCount;
-  // Both warpgroups on the same keys, each with half of the columns of dK and dV.
-  static constexpr bool Twins = Keys == 64;
-  static constexpr int ColumnsOfDk = Twins ? D / 2 : D;
-  // dQ [Rows, D] is made by two warpgroups: 64 rows each, or half of the columns each. It goes to
-  // memory in one piece, or in one of each warpgroup where there is no room for both.
+  static constexpr int QStages = QStageCount, DoutStages = DoutStageCount;
+  // dK and dV of 64 keys fill both warpgroups' registers: see attention_backward_sm90_wide.cuh.
+  static constexpr bool Wide = Keys == 64;
+  // dQ [Rows, D] is made by two warpgroups: 64 rows each, or half of the columns each.
   static constexpr bool SplitRows = Rows == 128;
   static constexpr int ColumnsOfDq = SplitRows ? D : D / 2;
-  static constexpr int DqPieces = Twins ? 2 : 1;
+  // It goes to memory in one piece, or in halves of two pieces where there is no room for it.
+  static constexpr int DqHalves = Wide ? 2 : 1;
+  static constexpr int FloatsOfDqPiece = Rows * D / DqHalves / DqHalves;
   // dS^T is made from P^T as rounded for dV, where registers are too few to keep both; then they
   // allow dK to be under way while the next step begins.
-  static constexpr bool RoundsWeights = Rows == 128 || Twins;
+  static constexpr bool RoundsWeights = Rows == 128;
 };
 
 struct RowTerms {  // of a query row: its log-sum-exp times log2(e), and r = dout . out - dlse
@@ -74,12 +74,14 @@ struct alignas(1024) Shared {
   typename S::T k[S::Keys * S::D], v[S::Keys * S::D];
   typename S::T q[S::QStages][S::Rows * S::D], dout[S::DoutStages][S::Rows * S::D];
   typename S::T ds[2][S::Keys * S::Rows];  // dS^T: [keys][64 rows] slabs
-  float dq[S::DqStages][S::Rows * S::D / S::DqPieces];
+  float dq[2][S::FloatsOfDqPiece];
   RowTerms terms[S::QStages][S::Rows];
   Ring<1> kv_ring;
   Ring<S::QStages> q_ring;
   Ring<S::DoutStages> dout_ring;
-  Ring<S::DqStages> dq_ring;
+  // Of wide shapes one for each half of the columns, both with one buffer: `full` is for even and
+  // for odd steps, `empty` the first.
+  Ring<2> dq_ring[S::DqHalves];
   Ring<2> work_ring;
   Work work[2];
 };
@@ -210,42 +212,55 @@ __device__ unsigned share_of(const Params& p, const Work& work, int step) {
   return p.backward_in_keys ? (some.end - 1) / S::Keys - block : block - some.begin / S::Keys;
 }
 
-// One lane for each stage of the ring: the next piece need not wait until the last has landed.
+__device__ inline void await_turn(const std::uint32_t* done, unsigned share) {
+  unsigned seen;
+  do {
+    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(done) : "memory");
+  } while (seen != share);
+}
+// What has landed before is seen by who sees this. (A fence of its own before the release, which
+// is one, made backward of heads of 64 take 15 % longer.)
+__device__ inline void end_turn(std::uint32_t* done, unsigned share) {
+  asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(done), "r"(share + 1) : "memory");
+}
+
+// Two lanes take steps turn about: the next share need not wait until the last has landed. Each
+// has a buffer of its own. Of wide shapes it is each half of the columns that has one, which is
+// filled twice in a step, and the second half is there first.
 template <class S>
-__device__ void add_dq(const Params& p, Shared<S>& shared, int stage) {
-  constexpr int Floats = S::Rows * S::D / S::DqPieces;
+__device__ void add_dq(const Params& p, Shared<S>& shared, int lane) {
+  constexpr int Floats = S::FloatsOfDqPiece, Pieces = S::Rows * S::D / Floats;
   WorkReader<S> reader{shared};
-  Turn<S::DqStages> turn;
+  std::uint32_t phase = 0;
+  bool is_mine = lane == 0;
   for (;;) {
     const Work& work = reader.take();
     if (work.key0 < 0) break;
     for (int g = 0; g < p.group; ++g) {
       const std::int64_t pair = std::int64_t(work.index) * p.heads + work.key_head * p.group + g;
-      for (int step = work.steps.begin; step < work.steps.end; ++step) {
-        float* const to = p.dq + (pair * p.padded_rows + step * S::Rows) * S::D;
-        std::uint32_t* const done = p.turns + pair * (p.padded_rows / S::Rows) + step;
+      for (int step = work.steps.begin; step < work.steps.end; ++step, is_mine = !is_mine) {
+        if (!is_mine) continue;
+        const std::int64_t index = pair * (p.padded_rows / S::Rows) + step;
         const unsigned share = p.deterministic ? share_of<S>(p, work, step) : 0;
-        for (int piece = 0; piece < S::DqPieces; ++piece, turn.next()) {
-          if (turn.stage != stage) continue;
-          shared.dq_ring.wait_full(turn);
-          if (p.deterministic && piece == 0) {
-            unsigned seen;
-            do {
-              asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(done) : "memory");
-            } while (seen != share);
-          }
+        for (int i = 0; i < Pieces; ++i) {
+          const int half = S::Wide ? 1 - i % 2 : 0;
+          Ring<2>& ring = shared.dq_ring[half];
+          const float* const from = shared.dq[S::Wide ? half : lane];
+          float* const to = p.dq + (index * Pieces + half * 2 + i / 2) * Floats;
+          ring.full[lane].wait(phase ^ i / 2);
+          if (p.deterministic && i == 0) await_turn(p.turns + index, share);
           // In a fixed order the first share finds nothing that it should be added to.
           if (p.deterministic && share == 0)
-            store_floats(to + piece * Floats, shared.dq[stage], Floats * 4);
+            store_floats(to, from, Floats * 4);
           else
-            add_floats(to + piece * Floats, shared.dq[stage], Floats * 4);
+            add_floats(to, from, Floats * 4);
           wait_sent<false>();
-          shared.dq_ring.empty[stage].arrive();
-          if (p.deterministic && piece == S::DqPieces - 1) {
-            wait_sent<true>();
-            __threadfence();
-            asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(done), "r"(share + 1) : "memory");
-          }
+          ring.empty[S::Wide ? 0 : lane].arrive();
+        }
+        if constexpr (!S::Wide) phase ^= 1;
+        if (p.deterministic) {
+          wait_sent<true>();
+          end_turn(p.turns + index, share);
         }
       }
     }

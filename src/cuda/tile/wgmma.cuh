@@ -188,5 +188,11 @@ __device__ void pack_operands(std::uint32_t (&to)[Count / 8][4], const float (&f
 #pragma unroll
   for (int i = 0; i < Count / 2; ++i) to[i / 4][i % 4] = pack<T>(from[2 * i], from[2 * i + 1]);
 }
+// And back, rounded.
+template <class T, int Count>
+__device__ void unpack_operands(float (&to)[Count], const std::uint32_t (&from)[Count / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < Count / 2; ++i) unpack<T>(from[i / 4][i % 4], to[2 * i], to[2 * i + 1]);
+}
 
 }  // namespace qkv::cuda
