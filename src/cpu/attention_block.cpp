@@ -209,11 +209,11 @@ class Block {
 
   void run_tile(std::int64_t tile, std::int64_t first, std::int64_t count, TileKind kind) {
     const std::int64_t stride = engine_.tile_keys;
-    engine_.multiply(
-        left_,
-        {job_.packed.keys + tile * job_.packed.key_bytes, engine_.tile_keys, problem_.head_size},
-        scores_.get(), stride, {count_, count, problem_.head_size}, false);
-    TileScores scores{.scores = scores_.get(),
+    // Weights that are kept are made where they stay, unless dropout changes those to be
+    // multiplied.
+    float* const kept = keeps_weights_ ? kept_tile(std::ssize(kept_first_)) : nullptr;
+    const bool in_place = keeps_weights_ && problem_.dropout == 0;
+    TileScores scores{.scores = in_place ? kept : scores_.get(),
                       .narrow = is_bf16() ? narrow_.get() : nullptr,
                       .stride = stride,
                       .first_key = first,
@@ -221,11 +221,15 @@ class Block {
                       // Columns past the last key are computed as hidden, up to whole vectors.
                       .columns = std::min(stride, round_up(count, 32)),
                       .partial = kind == TileKind::partial || round_up(count, 32) != count,
-                      .kept = keeps_weights_ ? kept_tile(kept_first_.size()) : nullptr};
+                      .kept = in_place && !is_bf16() ? nullptr : kept};
+    engine_.multiply(
+        left_,
+        {job_.packed.keys + tile * job_.packed.key_bytes, engine_.tile_keys, problem_.head_size},
+        scores.scores, stride, {count_, count, problem_.head_size}, false);
     softmax_.step(scores, started_ ? sums_.get() : nullptr, o_stride_);
     if (keeps_weights_) note_maxima(first);
     if (!has_values_) return;
-    const void* weights = is_bf16() ? static_cast<const void*>(narrow_.get()) : scores_.get();
+    const void* weights = is_bf16() ? static_cast<const void*>(narrow_.get()) : scores.scores;
     engine_.multiply({weights, stride, is_bf16() && kWeightsTurned}, values(tile), sums_.get(),
                      o_stride_, {count_, problem_.value_size, count}, started_);
     started_ = true;
@@ -265,71 +269,75 @@ class Block {
   // Weights are final only when the last tile has been seen. Until then each tile's are kept
   // relative to the maximum of its time: O(rows of a block x S), not S x S.
   void prepare_kept_weights() {
-    const std::int64_t tiles = (sequence_.k_visible + engine_.tile_keys - 1) / engine_.tile_keys;
-    if (kept_.get() == nullptr) kept_ = Scratch<float>(tiles * rows_ * engine_.tile_keys);
-    kept_max_.clear();
+    if (kept_.get() == nullptr) {
+      const std::int64_t tiles = (sequence_.k_visible + engine_.tile_keys - 1) / engine_.tile_keys;
+      kept_ = Scratch<float>(tiles * rows_ * engine_.tile_keys);
+      kept_max_ = Scratch<float>(tiles * rows_);
+      factors_ = Scratch<float>(rows_);
+      received_ = Scratch<float>(engine_.tile_keys);
+    }
     kept_first_.clear();
   }
   // Tile by tile, so that what is read together lies together.
-  float* kept_tile(std::size_t t) const {
-    return kept_.get() + static_cast<std::int64_t>(t) * rows_ * engine_.tile_keys;
-  }
+  float* kept_tile(std::int64_t t) const { return kept_.get() + t * rows_ * engine_.tile_keys; }
   void note_maxima(std::int64_t first_key) {
+    float* const to = kept_max_.get() + std::ssize(kept_first_) * rows_;
+    for (std::int64_t r = 0; r < count_; ++r) to[r] = softmax_.maximum(r);
     kept_first_.push_back(first_key);
-    for (std::int64_t r = 0; r < count_; ++r) kept_max_.push_back(softmax_.maximum(r));
   }
   void hand_out_weights() {
-    const Scratch<float> factors(count_);
-    for (std::size_t t = 0; t < kept_first_.size(); ++t) {
-      const std::int64_t first = kept_first_[t];
+    for (std::int64_t t = 0; t < std::ssize(kept_first_); ++t) {
+      const std::int64_t first = kept_first_[static_cast<std::size_t>(t)];
       const std::int64_t count = std::min(engine_.tile_keys, job_.mask.reach().end - first);
       for (std::int64_t r = 0; r < count_; ++r) {
-        factors[r] = softmax_.final_factor(r, kept_max_[t * count_ + r]);
+        factors_[r] = softmax_.final_factor(r, kept_max_[t * rows_ + r]);
       }
-      if (job_.received != nullptr) {
-        add_received(kept_tile(t), count, factors.get(), job_.received + first);
-      }
+      if (job_.received != nullptr) add_received(kept_tile(t), count, job_.received + first);
       for (std::int64_t r = 0; r < count_ && job_.weights != nullptr; ++r) {
         const float* from = kept_tile(t) + r * engine_.tile_keys;
         float* to = job_.weights + (first_row_ + r) * job_.weights_stride + first;
-        for (std::int64_t j = 0; j < count; ++j) to[j] = from[j] == 0 ? 0 : from[j] * factors[r];
+        for (std::int64_t j = 0; j < count; ++j) to[j] = from[j] == 0 ? 0 : from[j] * factors_[r];
       }
     }
   }
-  // received += the sum over rows of weights times factors, some vectors of keys at a time: their
-  // sums stay in registers while rows go by.
-  void add_received(const float* kept, std::int64_t count, const float* factors, float* received) {
-    if (!all_finite(factors, count_)) return add_received_by_pairs(kept, count, factors, received);
+  // received += the sum over rows of weights times factors.
+  void add_received(const float* kept, std::int64_t count, float* received) {
+    if (!all_finite(factors_.get(), count_)) return add_received_by_pairs(kept, count, received);
+    constexpr std::int64_t kFew = 32, kVectors = HWY_TARGET == HWY_NEON ? 16 : 8;
+    constexpr std::int64_t kMany = kVectors * hn::MaxLanes(hn::ScalableTag<float>());
+    std::int64_t j = 0;  // tiles are whole multiples of 32 keys
+    for (; j + kMany <= round_up(count, kFew); j += kMany) sum_columns<kMany>(kept + j, j);
+    for (; j < count; j += kFew) sum_columns<kFew>(kept + j, j);
+    for (j = 0; j < count; ++j) received[j] += received_[j];
+  }
+  // Their sums stay in registers while rows go by. A chain of them would be waited for: as many
+  // columns as fit.
+  template <std::int64_t kColumns>
+  HWY_INLINE void sum_columns(const float* row, std::int64_t first) {
     const hn::ScalableTag<float> d;
     using V = hn::Vec<decltype(d)>;
-    // Tiles are whole multiples of 32 keys. A chain of sums would be waited for: as many as fit.
-    constexpr auto kTogether = std::min<std::int64_t>(8, 32 / hn::MaxLanes(d));
+    constexpr std::int64_t kTogether = kColumns / hn::MaxLanes(d);
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    const Scratch<float> all(engine_.tile_keys);
-    for (std::int64_t j = 0; j < count; j += kTogether * lanes) {
-      V sums[kTogether];
-      HWY_UNROLL(8)
-      for (V& sum : sums) sum = hn::Zero(d);
-      const float* row = kept + j;
-      for (std::int64_t r = 0; r < count_; ++r, row += engine_.tile_keys) {
-        const V factor = hn::Set(d, factors[r]);
-        HWY_UNROLL(8)
-        for (std::int64_t i = 0; i < kTogether; ++i) {
-          sums[i] = hn::MulAdd(hn::LoadU(d, row + i * lanes), factor, sums[i]);
-        }
+    V sums[kTogether];
+    HWY_UNROLL(16)
+    for (V& sum : sums) sum = hn::Zero(d);
+    for (std::int64_t r = 0; r < count_; ++r, row += engine_.tile_keys) {
+      const V factor = hn::Set(d, factors_[r]);
+      HWY_UNROLL(16)
+      for (std::int64_t i = 0; i < kTogether; ++i) {
+        sums[i] = hn::MulAdd(hn::LoadU(d, row + i * lanes), factor, sums[i]);
       }
-      HWY_UNROLL(8)
-      for (std::int64_t i = 0; i < kTogether; ++i)
-        hn::StoreU(sums[i], d, all.get() + j + i * lanes);
     }
-    for (std::int64_t j = 0; j < count; ++j) received[j] += all[j];
+    HWY_UNROLL(16)
+    for (std::int64_t i = 0; i < kTogether; ++i) {
+      hn::StoreU(sums[i], d, received_.get() + first + i * lanes);
+    }
   }
   // A weight of 0 stays 0 even in a row whose factor is NaN.
-  void add_received_by_pairs(const float* kept, std::int64_t count, const float* factors,
-                             float* received) {
+  void add_received_by_pairs(const float* kept, std::int64_t count, float* received) {
     for (std::int64_t r = 0; r < count_; ++r, kept += engine_.tile_keys) {
       for (std::int64_t j = 0; j < count; ++j) {
-        if (kept[j] != 0) received[j] += kept[j] * factors[r];
+        if (kept[j] != 0) received[j] += kept[j] * factors_[r];
       }
     }
   }
@@ -370,7 +378,7 @@ class Block {
   Scratch<float> sums_;  // of p v, relative to the running maximum
   SoftmaxRows softmax_;
   Scratch<float> kept_;
-  std::vector<float> kept_max_;
+  Scratch<float> kept_max_, factors_, received_;
   std::vector<std::int64_t> kept_first_;
 };
 

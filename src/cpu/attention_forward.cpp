@@ -15,8 +15,8 @@ namespace {
 // Packed tiles of the heads at hand stay below this per thread, so that a second-level cache still
 // has them when the blocks read them.
 constexpr std::int64_t kPackedBytesPerThread = std::int64_t{1} << 20;
-// Rows of received are summed in at most this many parts per head: a number that does not depend
-// on threads, so that neither do the bits.
+// Rows of received are summed in at most this many parts per head, one of each task: a number that
+// does not depend on threads, so that neither do the bits.
 constexpr std::int64_t kReceivedParts = 8;
 
 // Threads wait at the end of a round of heads: one that has so many packs a head and runs its
@@ -117,10 +117,22 @@ class Forward {
     }
     if (collect_) sums_.resize(static_cast<std::size_t>(count));
     if (!results_.statistics.received.defined()) return;
-    const auto parts =
-        static_cast<std::int64_t>(problem_.sequences.size()) * problem_.heads * kReceivedParts;
-    received_ = Scratch<float>(parts * longest_keys_);
-    std::fill_n(received_.get(), parts * longest_keys_, 0.0f);
+    for (std::int64_t b = 0; b < std::ssize(problem_.sequences); ++b) {
+      parts_ = std::max(parts_, blocks(blocks_of(b), blocks_per_task(b)));
+    }
+    const std::int64_t size =
+        std::ssize(problem_.sequences) * problem_.heads * parts_ * longest_keys_;
+    received_ = Scratch<float>(size);
+    std::fill_n(received_.get(), size, 0.0f);
+  }
+
+  // Short sequences share a task: what a task sets up should not cost more than its tiles.
+  std::int64_t blocks_per_task(std::int64_t sequence) const {
+    const std::int64_t pairs_per_block =
+        engine_.tile_rows * std::max<std::int64_t>(problem_.sequences[sequence].k_visible, 1);
+    const std::int64_t least =
+        results_.statistics.received.defined() ? blocks(blocks_of(sequence), kReceivedParts) : 1;
+    return std::max({std::int64_t{1}, least, kPairsPerTask / pairs_per_block});
   }
 
   // What a thread reads of the pair that it probably does next.
@@ -162,15 +174,9 @@ class Forward {
   void add_tasks(std::int64_t pair, std::int64_t slot, std::vector<Task>& tasks) const {
     const std::int64_t sequence = pair / problem_.key_heads, group = problem_.group();
     const std::int64_t count = blocks_of(sequence);
-    const bool received = results_.statistics.received.defined();
-    // Short sequences share a task: what a task sets up should not cost more than its tiles.
-    const std::int64_t pairs_per_block =
-        engine_.tile_rows * std::max<std::int64_t>(problem_.sequences[sequence].k_visible, 1);
-    const std::int64_t step = std::max<std::int64_t>(
-        1, received ? blocks(count, kReceivedParts) : kPairsPerTask / pairs_per_block);
+    const std::int64_t step = blocks_per_task(sequence);
     for (std::int64_t g = 0; g < group; ++g) {
       const std::int64_t head = pair % problem_.key_heads * group + g;
-      const std::int64_t part = (sequence * problem_.heads + head) * kReceivedParts;
       for (std::int64_t block = 0; block < count; block += step) {
         tasks.push_back({.sequence = sequence,
                          .head = head,
@@ -178,7 +184,7 @@ class Forward {
                          .first_block = block,
                          .block_count = std::min(step, count - block),
                          .sums = first_sums_[sequence] + head * count + block,
-                         .received = part + (received ? block / step : 0)});
+                         .received = (sequence * problem_.heads + head) * parts_ + block / step});
       }
     }
   }
@@ -226,8 +232,8 @@ class Forward {
                      sequence.k_start;
         const float* part =
             received_.get() +
-            (static_cast<std::int64_t>(b) * problem_.heads + head) * kReceivedParts * longest_keys_;
-        for (std::int64_t i = 0; i < kReceivedParts; ++i, part += longest_keys_) {
+            (static_cast<std::int64_t>(b) * problem_.heads + head) * parts_ * longest_keys_;
+        for (std::int64_t i = 0; i < parts_; ++i, part += longest_keys_) {
           for (std::int64_t j = 0; j < sequence.k_rows; ++j) row[j] += part[j];
         }
       }
@@ -239,6 +245,7 @@ class Forward {
   const AttentionEngine& engine_;
   bool collect_ = false;
   std::int64_t longest_keys_ = 0, most_tiles_ = 0;
+  std::int64_t parts_ = 0;  // of received, of a head
   std::vector<BlockSums> sums_;
   std::vector<std::int64_t> first_sums_;
   Scratch<float> received_;

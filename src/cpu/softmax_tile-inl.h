@@ -201,7 +201,8 @@ class SoftmaxRows {
   BlockSums block_sums() const {
     BlockSums sums;
     sums.max_logit = scorer_.max_logit();
-    float last_visible = 0, log_visible = 0;
+    float last_visible = 0;
+    double one_over_log = 0;  // of how many keys the row sees
     for (std::int64_t r = 0; r < count_; ++r) {
       const Result& result = results_[r];
       if (!result.sees) continue;
@@ -210,9 +211,9 @@ class SoftmaxRows {
       sums.entropy += result.entropy;
       if (visible_[r] != last_visible) {  // mostly the same, or one more than in the row before
         last_visible = visible_[r];
-        log_visible = std::log(last_visible);
+        one_over_log = 1 / std::log(double{last_visible});
       }
-      if (visible_[r] > 1) sums.entropy_relative += result.entropy / log_visible;
+      if (visible_[r] > 1) sums.entropy_relative += result.entropy * one_over_log;
       if (result.factor > 0.99f) sums.saturated += 1;
     }
     sums.pairs = pairs_;
@@ -282,26 +283,35 @@ class SoftmaxRows {
       choose_pivot(tile.scores + r * tile.stride, tile.keys);
     }
     const bool partial = tile.partial || job_.problem.bias.defined();  // a bias may hide, too
-    partial ? survey_rows<true>(tile, first, end) : survey_rows<false>(tile, first, end);
+    if (pivot_ == 0) {
+      partial ? survey_rows<true, false>(tile, first, end)
+              : survey_rows<false, false>(tile, first, end);
+    } else {
+      partial ? survey_rows<true, true>(tile, first, end)
+              : survey_rows<false, true>(tile, first, end);
+    }
   }
 
-  template <bool kPartial>
+  template <bool kPartial, bool kCentred>
   HWY_NOINLINE void survey_rows(const TileScores& tile, std::int64_t first, std::int64_t end) {
-    constexpr int kTogether = 2;  // of which columns are a multiple on every target
+    constexpr int kTogether = std::min<int>(4, 32 / hn::MaxLanes(D()));
     const D d;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
     const V pivot = hn::Set(d, pivot_);
-    V sum[kTogether] = {hn::Zero(d), hn::Zero(d)}, squares[kTogether] = {hn::Zero(d), hn::Zero(d)};
+    V sum[kTogether], squares[kTogether], largest[kTogether];
+    HWY_UNROLL(4)
+    for (int i = 0; i < kTogether; ++i) sum[i] = squares[i] = hn::Zero(d);
     for (std::int64_t r = first; r < end; ++r) {
       const float* row = tile.scores + r * tile.stride;
       [[maybe_unused]] std::size_t hidden_count = 0;
-      V largest[kTogether] = {hn::LoadU(d, row), hn::LoadU(d, row)};
+      HWY_UNROLL(4)
+      for (int i = 0; i < kTogether; ++i) largest[i] = hn::LoadU(d, row + i * lanes);
       for (std::int64_t j = 0; j < tile.columns; j += kTogether * lanes) {
-        HWY_UNROLL(2)
+        HWY_UNROLL(4)
         for (int i = 0; i < kTogether; ++i) {
           const V s = hn::LoadU(d, row + j + i * lanes);
           largest[i] = hn::Max(largest[i], s);
-          V centred = hn::Sub(s, pivot);
+          V centred = kCentred ? hn::Sub(s, pivot) : s;
           if constexpr (kPartial) {  // where -inf would make NaN of both sums
             const auto hidden = hn::Eq(s, hn::Set(d, -kInfinity));
             hidden_count += hn::CountTrue(d, hidden);
@@ -315,10 +325,10 @@ class SoftmaxRows {
           kPartial ? tile.columns - static_cast<std::int64_t>(hidden_count) : tile.keys;
       visible_[r] += static_cast<float>(seen);
       pairs_ += static_cast<double>(seen);
-      shift_[r] = largest_lane(hn::Max(largest[0], largest[1]));
+      shift_[r] = largest_lane(max_of<kTogether>(largest));
     }
-    add_moments(hn::Add(sum[0], sum[1]), moment1_);
-    add_moments(hn::Add(squares[0], squares[1]), moment2_);
+    add_moments(sum_of<kTogether>(sum), moment1_);
+    add_moments(sum_of<kTogether>(squares), moment2_);
   }
 
   // Long sums are kept in f64, lane by lane: the variance of a head adds up millions of pairs. A
@@ -382,17 +392,19 @@ class SoftmaxRows {
     }
   }
 
-  // Scores are summed relative to the mean of some of them, so that a common offset does
-  // not eat the variance.
+  // Where a common offset would eat the variance, scores are summed relative to the mean of some of
+  // them; mostly it is no larger than they differ.
   void choose_pivot(const float* row, std::int64_t keys) {
-    double sum = 0, pairs = 0;
+    double sum = 0, squares = 0, pairs = 0;
     for (std::int64_t j = 0; j < keys && pairs < kPivotScores; ++j) {
       if (row[j] == -kInfinity) continue;
       sum += row[j];
+      squares += double{row[j]} * row[j];
       pairs += 1;
     }
     if (pairs == 0 || !std::isfinite(sum)) return;
-    pivot_ = static_cast<float>(sum / pairs);
+    const double mean = sum / pairs;
+    pivot_ = mean * mean * pairs <= squares / 2 ? 0.0f : static_cast<float>(mean);
     has_pivot_ = true;
   }
 
