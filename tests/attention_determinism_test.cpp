@@ -45,6 +45,17 @@ TEST_P(AttentionDeterminism, ForwardAndBackward) {
               .causal = true,
               .statistics = all},
              GetParam());
+  for (const std::int64_t size : {128, 256}) {
+    check_bits({.name = "large heads",
+                .batch = 1,
+                .heads = 3,
+                .key_heads = 3,
+                .queries = 400,
+                .keys = 400,
+                .head_size = size,
+                .causal = size == 256},
+               GetParam());
+  }
   check_bits({.name = "shared keys",
               .heads = 8,
               .queries = 90,

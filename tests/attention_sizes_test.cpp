@@ -68,6 +68,24 @@ TEST_P(AttentionSizes, MoreTilesThanStages) {
   }
 }
 
+// Gradients may be summed in any order, which a GPU then does.
+TEST_P(AttentionSizes, SumsInAnyOrder) {
+  for (const std::int64_t size : {64, 128, 256}) {
+    for (const bool causal : {false, true}) {
+      check_attention({.name = "any order",
+                       .batch = 1,
+                       .heads = 4,
+                       .key_heads = 2,
+                       .queries = 200,
+                       .keys = 200,
+                       .head_size = size,
+                       .causal = causal,
+                       .deterministic = false},
+                      GetParam());
+    }
+  }
+}
+
 // More blocks of keys than a GPU has multiprocessors, and heads that do not divide evenly among
 // those that are under way at once.
 TEST_P(AttentionSizes, ManyHeadsOfSeveralTiles) {

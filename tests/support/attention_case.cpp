@@ -61,6 +61,7 @@ AttentionOptions make_options(Generator& random, const AttentionCase& c, DType d
   options.dropout = c.dropout;
   options.seed = c.seed;
   options.statistics = c.statistics;
+  options.deterministic = c.deterministic;
   set_mask(random, c, options.mask);
   if (c.sinks) options.sinks = random.normal({c.heads});
   if (!c.bias.empty()) options.bias.values = random_bias(random, c, dtype);

@@ -61,6 +61,7 @@ struct AttentionCase {
   std::uint64_t seed = 0x5eed0123456789ab;
   bool sinks = false;
   Statistics statistics = Statistics::none;
+  bool deterministic = true;
   bool dlse = false, dentropy = false;  // gradients that arrive besides dout
 
   float deviation = 1;  // of the entries of q and k
