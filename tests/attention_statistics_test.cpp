@@ -150,6 +150,27 @@ TEST_P(AttentionStatisticsOf, RowsThatSeeNothingAreLeftOut) {
                   GetParam());
 }
 
+// Of keys that are all the same, the largest weight is the first that a row sees: within a tile,
+// and in the tiles after it.
+TEST_P(AttentionStatisticsOf, TheFirstOfEqualScoresIsTheTop) {
+  if (test_device() != kCpu) GTEST_SKIP() << "of equal scores a GPU may take any";
+  const std::int64_t size = 300;
+  const auto filled = [&](double x) { return Tensor::full({1, 2, size, 32}, x, {GetParam()}); };
+  const auto tops = [&](const AttentionOptions& options) {
+    return values_of(
+        attention_forward(filled(1), filled(0.5), filled(1), options).statistics.top_index);
+  };
+  for_each_target([&] {
+    const std::vector<double> first = tops({.statistics = Statistics::top_weight});
+    const std::vector<double> seen = tops({.mask = {.left = 7}, .statistics = Statistics::all});
+    for (std::int64_t i = 0; i < 2 * size; ++i) {
+      EXPECT_EQ(first[static_cast<std::size_t>(i)], 0) << "row " << i;
+      EXPECT_EQ(seen[static_cast<std::size_t>(i)], std::max<std::int64_t>(i % size - 7, 0))
+          << "row " << i;
+    }
+  });
+}
+
 // Looking changes nothing that is looked at.
 TEST_P(AttentionStatisticsOf, DoNotChangeTheResult) {
   for (const std::int64_t queries : {1, 3, 40, 200}) {

@@ -117,12 +117,21 @@ class Block {
         o_stride_(
             round_up(std::max<std::int64_t>(problem_.value_size, 1), engine_.column_multiple)),
         has_values_(job.packed.values != nullptr),
+        values_as_rows_(has_values_ && values_as_rows(problem_, engine_, sequence_)),
         keeps_weights_(job.received != nullptr || job.weights != nullptr),
+        q_(rows_of(problem_.q, sequence_.q_batch, job.head, sequence_.q_start)),
         queries_(round_up(rows_, engine_.rows_together) * q_stride_ * item()),
         scores_(rows_ * engine_.tile_keys),
         narrow_(is_bf16() ? rows_ * engine_.tile_keys : 0),
         sums_(has_values_ ? rows_ * o_stride_ : 0),
-        softmax_(job, rows_) {}
+        softmax_(job, rows_) {
+    if (has_values_) {
+      v_ = rows_of(problem_.v, sequence_.k_batch, job.head / problem_.group(), sequence_.k_start);
+    }
+    if (job.results != nullptr) {
+      out_ = rows_of(job.results->out, sequence_.q_batch, job.head, sequence_.q_start);
+    }
+  }
 
   // The rows [first, first + tile_rows) of the job.
   void run(std::int64_t first_row) {
@@ -152,19 +161,18 @@ class Block {
 
   // Q as the engine multiplies it: as it lies, or a copy in the engine's dtype, padded with zeros.
   void load_queries() {
-    const Rows q = rows_of(problem_.q, sequence_.q_batch, job_.head, sequence_.q_start);
     if (engine_.rows_together > 1 && sequence_.k_visible > engine_.uses_as_rows) {
-      return turn_queries(q);
+      return turn_queries();
     }
     const std::int64_t size = problem_.head_size, row_bytes = q_stride_ * item();
     const bool in_order = block_rows_[count_ - 1] - block_rows_[0] == count_ - 1;
     const bool is_whole = size == q_stride_ && count_ % engine_.row_multiple == 0;
-    if (q.dtype == engine_.operand && q.step == 1 && in_order && is_whole) {
-      left_ = {q.row(block_rows_[0]), q.stride};
+    if (q_.dtype == engine_.operand && q_.step == 1 && in_order && is_whole) {
+      left_ = {q_.row(block_rows_[0]), q_.stride};
       return;
     }
     for (std::int64_t r = 0; r < count_; ++r) {
-      const Rows row = q.from(block_rows_[r]);
+      const Rows row = q_.from(block_rows_[r]);
       std::byte* to = queries_.get() + r * row_bytes;
       if (is_bf16()) {
         load_rows(row, 1, size, reinterpret_cast<bf16*>(to), q_stride_);
@@ -177,31 +185,31 @@ class Block {
     left_ = {queries_.get(), q_stride_};
   }
 
-  void turn_queries(const Rows& q) {
+  void turn_queries() {
     if (is_bf16()) {
-      turn_queries_as<bf16>(q);
+      turn_queries_as<bf16>();
     } else {
-      turn_queries_as<float>(q);
+      turn_queries_as<float>();
     }
     left_ = {queries_.get(), q_stride_, true};
   }
   template <class T>
-  void turn_queries_as(const Rows& q) {
+  void turn_queries_as() {
     const std::int64_t size = problem_.head_size, together = engine_.rows_together;
     const Scratch<T> copy(together * q_stride_);
     auto* to = reinterpret_cast<T*>(queries_.get());
     for (std::int64_t r = 0; r < count_; r += together, to += together * q_stride_) {
       const std::int64_t count = std::min(together, count_ - r);
       const std::int64_t* rows = block_rows_ + r;
-      const bool as_it_lies = q.dtype == engine_.operand && q.step == 1 && size == q_stride_ &&
+      const bool as_it_lies = q_.dtype == engine_.operand && q_.step == 1 && size == q_stride_ &&
                               count == together && rows[count - 1] - rows[0] == count - 1;
       if (as_it_lies) {
-        engine_.turn(q.row(rows[0]), q.stride, q_stride_, to);
+        engine_.turn(q_.row(rows[0]), q_.stride, q_stride_, to);
         continue;
       }
       std::fill_n(copy.get(), together * q_stride_, T(0.0f));
       for (std::int64_t i = 0; i < count; ++i) {
-        load_rows(q.from(rows[i]), 1, size, copy.get() + i * q_stride_, q_stride_);
+        load_rows(q_.from(rows[i]), 1, size, copy.get() + i * q_stride_, q_stride_);
       }
       engine_.turn(copy.get(), q_stride_, q_stride_, to);
     }
@@ -238,22 +246,18 @@ class Block {
 
   PackedOperand values(std::int64_t tile) const {
     const std::int64_t size = problem_.value_size, keys = engine_.tile_keys;
-    if (!values_as_rows(problem_, engine_, sequence_) || job_.packed.values_finite[tile] == 0) {
+    if (!values_as_rows_ || job_.packed.values_finite[tile] == 0) {
       return {job_.packed.values + tile * job_.packed.value_bytes, size, keys};
     }
-    const Rows rows = rows_of(problem_.v, sequence_.k_batch, job_.head / problem_.group(),
-                              sequence_.k_start + tile * keys);
-    return {rows.data, size, keys, rows.stride};
+    return {v_.row(tile * keys), size, keys, v_.stride};
   }
 
   // The NaN and infinities of the values, left out of the product, for the rows that see them.
   void add_non_finite(const TileScores& tile) {
     const std::int64_t size = problem_.value_size;
-    const Rows v = rows_of(problem_.v, sequence_.k_batch, job_.head / problem_.group(),
-                           sequence_.k_start + tile.first_key);
     const Scratch<float> value(size);
     for (std::int64_t j = 0; j < tile.keys; ++j) {
-      load_rows(v.from(j), 1, size, value.get(), size);
+      load_rows(v_.from(tile.first_key + j), 1, size, value.get(), size);
       if (all_finite(value.get(), size)) continue;
       for (std::int64_t r = 0; r < count_; ++r) {
         if (!softmax_.sees(r, j)) continue;
@@ -282,16 +286,14 @@ class Block {
   float* kept_tile(std::int64_t t) const { return kept_.get() + t * rows_ * engine_.tile_keys; }
   void note_maxima(std::int64_t first_key) {
     float* const to = kept_max_.get() + std::ssize(kept_first_) * rows_;
-    for (std::int64_t r = 0; r < count_; ++r) to[r] = softmax_.maximum(r);
+    std::copy_n(softmax_.maxima(), count_, to);
     kept_first_.push_back(first_key);
   }
   void hand_out_weights() {
     for (std::int64_t t = 0; t < std::ssize(kept_first_); ++t) {
       const std::int64_t first = kept_first_[static_cast<std::size_t>(t)];
       const std::int64_t count = std::min(engine_.tile_keys, job_.mask.reach().end - first);
-      for (std::int64_t r = 0; r < count_; ++r) {
-        factors_[r] = softmax_.final_factor(r, kept_max_[t * rows_ + r]);
-      }
+      softmax_.final_factors(kept_max_.get() + t * rows_, factors_.get());
       if (job_.received != nullptr) add_received(kept_tile(t), count, job_.received + first);
       for (std::int64_t r = 0; r < count_ && job_.weights != nullptr; ++r) {
         const float* from = kept_tile(t) + r * engine_.tile_keys;
@@ -346,15 +348,12 @@ class Block {
     softmax_.finish();
     if (keeps_weights_) hand_out_weights();
     for (std::int64_t r = 0; r < count_ && job_.maxima != nullptr; ++r) {
-      job_.maxima[first_row_ + r] = softmax_.maximum(r);
+      job_.maxima[first_row_ + r] = softmax_.maxima()[r];
       job_.factors[first_row_ + r] = softmax_.factor(r);
     }
     if (job_.results == nullptr) return;
     const AttentionResults& results = *job_.results;
-    const Rows out = rows_of(results.out, sequence_.q_batch, job_.head, sequence_.q_start);
-    for (std::int64_t r = 0; r < count_; ++r) {
-      softmax_.write_output(r, sums_.get() + r * o_stride_, problem_.value_size, out);
-    }
+    softmax_.write_output(sums_.get(), o_stride_, problem_.value_size, out_);
     const std::int64_t heads = problem_.heads, all_rows = results.lse.size(2);
     const std::int64_t base =
         (sequence_.q_batch * heads + job_.head) * all_rows + sequence_.q_start;
@@ -369,7 +368,8 @@ class Block {
   std::int64_t rows_, q_stride_, o_stride_;
   std::int64_t first_row_ = 0, count_ = 0;  // of the block at hand
   const std::int64_t* block_rows_ = nullptr;
-  bool has_values_, keeps_weights_;
+  bool has_values_, values_as_rows_, keeps_weights_;
+  Rows q_, v_, out_;  // of the sequence and the head
   Scratch<std::byte> queries_;
   LeftOperand left_{};    // Q as the engine multiplies it
   bool started_ = false;  // the output sums hold a tile

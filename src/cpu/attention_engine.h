@@ -29,11 +29,14 @@ struct PackedOperand {
   std::int64_t row_stride = 0;
 };
 
+inline constexpr std::int64_t kMostTileKeys = 256;
+
 struct AttentionEngine {
   const char* name;
   DType operand;                 // f32 or bf16: what Q, P and the packed K and V hold
   std::int64_t tile_rows;        // queries per block
-  std::int64_t tile_keys;        // keys per tile; a multiple of depth_multiple and column_multiple
+  std::int64_t tile_keys;        // keys per tile; a multiple of depth_multiple and column_multiple,
+                                 // at most kMostTileKeys
   std::int64_t row_multiple;     // A and C may be touched up to this multiple of rows
   std::int64_t depth_multiple;   // the reduction runs over this multiple; A and B are 0 there
   std::int64_t column_multiple;  // B and C have this multiple of columns

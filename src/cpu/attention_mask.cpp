@@ -9,7 +9,9 @@ BlockMask::BlockMask(const AttentionProblem& problem, std::int64_t sequence)
     : problem_(problem),
       sequence_(problem.sequences[sequence]),
       batch_(sequence_.q_batch),
-      needs_bytes_(problem.allowed.defined()) {
+      needs_bytes_(problem.allowed.defined()),
+      all_alike_(!problem.causal && problem.left < 0 && problem.right < 0 &&
+                 !problem.has_global() && sequence_.q_seeing >= sequence_.q_rows) {
   if (!problem.has_global()) return;
   needs_bytes_ = true;
   const Tensor& global = problem.global_positions;
@@ -37,6 +39,13 @@ void BlockMask::set_rows(std::int64_t head, const std::int64_t* rows, std::int64
   rows_.assign(rows, rows + count);
   intervals_.resize(static_cast<std::size_t>(count));
   ends_.resize(static_cast<std::size_t>(count));
+  if (all_alike_) {
+    const KeyInterval all{0, sequence_.k_visible};
+    std::fill(intervals_.begin(), intervals_.end(), all);
+    std::fill(ends_.begin(), ends_.end(), all.end);
+    reach_ = near_ = common_ = all;
+    return;
+  }
   reach_ = {kFar, 0};
   common_ = {0, kFar};
   std::int64_t farthest_global = 0;  // global keys that a row sees end here

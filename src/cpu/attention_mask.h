@@ -45,6 +45,7 @@ class BlockMask {
   std::int64_t batch_;
   std::vector<std::int64_t> global_count_;  // prefix sums; empty without global positions
   bool needs_bytes_;
+  bool all_alike_;  // rows, as far as intervals tell
   std::int64_t head_ = 0;
   std::vector<std::int64_t> rows_;
   std::vector<KeyInterval> intervals_;  // without the global keys

@@ -83,18 +83,21 @@ template <int kRows, class T>
 HWY_NOINLINE void multiply_rows(const float* left, const T* right, std::int64_t depth, float* c,
                                 std::int64_t c_stride, bool accumulate) {
   constexpr int kParts = (kRows + 3) / 4;
-  float32x4_t sum[kRows][kVectors] = {};
+  float32x4_t sum[kRows][kVectors];
+  unrolled<kRows>([&](auto i) QKV_UNROLLED {
+    unrolled<kVectors>([&](auto v) QKV_UNROLLED { sum[i][v] = vdupq_n_f32(0); });
+  });
   for (std::int64_t k = 0; k < depth; ++k, left += kDepthStep, right += kPanel) {
     float32x4_t x[kParts];
-    unrolled<kParts>([&](auto part) HWY_ATTR { x[part] = vld1q_f32(left + 4 * part); });
-    unrolled<kVectors>([&](auto v) HWY_ATTR {
+    unrolled<kParts>([&](auto part) QKV_UNROLLED { x[part] = vld1q_f32(left + 4 * part); });
+    unrolled<kVectors>([&](auto v) QKV_UNROLLED {
       const float32x4_t y = load_right(right + 4 * v).raw;
-      unrolled<kRows>([&](auto i)
-                          HWY_ATTR { sum[i][v] = vfmaq_laneq_f32(sum[i][v], y, x[i / 4], i % 4); });
+      unrolled<kRows>(
+          [&](auto i) QKV_UNROLLED { sum[i][v] = vfmaq_laneq_f32(sum[i][v], y, x[i / 4], i % 4); });
     });
   }
-  unrolled<kRows>([&](auto i) HWY_ATTR {
-    unrolled<kVectors>([&](auto v) HWY_ATTR {
+  unrolled<kRows>([&](auto i) QKV_UNROLLED {
+    unrolled<kVectors>([&](auto v) QKV_UNROLLED {
       float* to = c + i * c_stride + 4 * v;
       vst1q_f32(to, accumulate ? vaddq_f32(vld1q_f32(to), sum[i][v]) : sum[i][v]);
     });

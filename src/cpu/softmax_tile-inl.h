@@ -7,6 +7,7 @@
 #define QKV_CPU_SOFTMAX_TILE_INL_H_
 #endif
 
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -24,6 +25,13 @@ namespace hn = hwy::HWY_NAMESPACE;
 // The engine that multiplies bf16 on Arm takes weights as its `turn` leaves rows: four of one row,
 // four of the other of a pair, and so on. Others take rows.
 inline constexpr bool kWeightsTurned = HWY_TARGET == HWY_NEON;
+
+// 0, 1, 2, ...: the columns of a tile.
+inline constexpr auto kColumns = [] {
+  std::array<std::int32_t, kMostTileKeys> columns{};
+  for (std::size_t i = 0; i < columns.size(); ++i) columns[i] = static_cast<std::int32_t>(i);
+  return columns;
+}();
 
 // One tile of a block: rows of scores, `stride` apart, overwritten by weights.
 struct TileScores {
@@ -58,6 +66,7 @@ class SoftmaxRows {
         survey_(entropy_ || (collect_ && job.results->statistics.score_mean.defined())),
         unit_(scorer_.unit()),
         to_log2_(scorer_.unit() * std::numbers::log2e_v<float>),
+        least_(least_exponent(to_log2_)),
         maximum_(rows + lanes_),
         factor_(rows + lanes_),
         shift_(rows + lanes_),
@@ -65,6 +74,7 @@ class SoftmaxRows {
         weighted_(entropy_ ? rows * lanes_ : 0),
         visible_(collect_ ? rows : 0),
         top_(collect_ ? rows : 0),
+        risen_(find_top_ ? rows : 0),
         keep_(job.problem.dropout > 0 ? job.engine.tile_keys : 0),
         results_(rows) {}
 
@@ -98,39 +108,35 @@ class SoftmaxRows {
         if (!survey_) shift_[r] = largest_of(row, tile.columns);
       }
       if (survey_) survey(tile, first, end);
-      for (std::int64_t r = first; find_top_ && r < end; ++r) {
-        if (shift_[r] > maximum_[r])
-          top_[r] = tile.first_key + find(tile.scores + r * tile.stride, tile.columns, shift_[r]);
-      }
     }
+    if (find_top_) find_tops(tile);
     update_factors();
-    for (std::int64_t r = 0; r < count_; ++r) {
-      if (job_.ahead != nullptr && r % kAskEvery == 0) job_.ahead->ask();
-      if (job_.problem.dropout > 0) {
-        weigh_row<Weighing::dropped>(tile, r);
-      } else if (tile.kept != nullptr) {
-        weigh_row<Weighing::kept>(tile, r);
-      } else if (entropy_) {
-        weigh_row<Weighing::watched>(tile, r);
-      } else {
-        weigh_row<Weighing::plain>(tile, r);
-      }
+    if (job_.problem.dropout > 0) {
+      weigh_rows<Weighing::dropped>(tile);
+    } else if (tile.kept != nullptr) {
+      weigh_rows<Weighing::kept>(tile);
+    } else if (entropy_) {
+      weigh_rows<Weighing::watched>(tile);
+    } else {
+      weigh_rows<Weighing::plain>(tile);
     }
     if (sums != nullptr) rescale(sums, sums_stride);
   }
 
-  float maximum(std::int64_t r) const { return maximum_[r]; }
+  const float* maxima() const { return maximum_.get(); }
   // After finish(): p = 2^((s - maximum) unit log2 e) times this; 0 in a row that sees nothing.
   float factor(std::int64_t r) const { return results_[r].factor; }
   bool sees(std::int64_t r, std::int64_t column) { return scorer_.sees(r, column); }
 
-  // Row totals, with the sink; after the last tile.
+  // Row totals, with the sink; after the last tile. Then a factor is from a weight relative to the
+  // row's maximum to the weight.
   void finish() {
     const bool has_sink = job_.problem.sinks.defined();
     const double sink = has_sink ? job_.problem.sinks.data<float>()[job_.head] : -kInfinity;
     for (std::int64_t r = 0; r < count_; ++r) {
       Result& result = results_[r];
       result = {};
+      factor_[r] = 0;
       const double total = sum_of(total_.get() + r * lanes_);
       result.sees = total != 0;  // NaN sees
       result.largest = largest_score(maximum_[r], total);
@@ -141,7 +147,7 @@ class SoftmaxRows {
       const double sink_part = has_sink ? std::exp(sink - reference) : 0.0;
       const double all = total * factor + sink_part, log_all = std::log(all);
       result.lse = static_cast<float>(reference + log_all);
-      result.factor = static_cast<float>(factor / all);
+      factor_[r] = result.factor = static_cast<float>(factor / all);
       if (!entropy_) continue;
       // H = lse - sum p s, arranged so that large scores cancel before they are rounded.
       const double weighted = std::numbers::ln2 * sum_of(weighted_.get() + r * lanes_);
@@ -151,35 +157,37 @@ class SoftmaxRows {
     }
   }
 
-  // From a weight kept when the maximum was `then` to the final one.
-  float final_factor(std::int64_t r, float then) const {
-    if (!results_[r].sees) return 0;
-    if (then == maximum_[r]) return results_[r].factor;  // mostly: maxima come early
-    if (then == -kInfinity) return 0;
-    return std::exp((then - maximum_[r]) * unit_) * results_[r].factor;
+  // For each row, from a weight kept when its maximum was then[r] to the final one; after finish().
+  void final_factors(const float* then, float* to) const {
+    const D d;
+    const V scale = hn::Set(d, to_log2_);
+    for (std::int64_t r = 0; r < count_; r += lanes_) {
+      const V now = hn::LoadU(d, maximum_.get() + r);
+      const V change = exp2_fast(d, hn::Mul(hn::Sub(hn::LoadU(d, then + r), or_zero(now)), scale));
+      hn::StoreU(hn::Mul(change, hn::LoadU(d, factor_.get() + r)), d, to + r);
+    }
   }
 
-  // Row r of out = its sums times the final factor; sums past `count` may be written.
-  void write_output(std::int64_t r, float* sums, std::int64_t count, const Rows& out) const {
-    const D d;
-    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    const float factor = results_[r].factor;
-    std::byte* row = out.row(rows_[r]);
-    const bool sees = results_[r].sees, in_order = out.step == 1;
-    if (sees && in_order && out.dtype == DType::bf16 && job_.engine.store_scaled != nullptr) {
-      return job_.engine.store_scaled(sums, factor, count, reinterpret_cast<bf16*>(row));
-    }
-    const bool direct = in_order && out.dtype == DType::f32 && count % lanes == 0;
-    float* to = direct ? reinterpret_cast<float*>(row) : sums;
-    if (!sees) {
-      std::fill_n(to, count, 0.0f);
-    } else {
-      const V times = hn::Set(d, factor);
-      for (std::int64_t i = 0; i < count; i += lanes) {
-        hn::StoreU(hn::Mul(hn::LoadU(d, sums + i), times), d, to + i);
+  // Rows of out = their sums, `stride` apart, times the final factors; sums past `count` may be
+  // written.
+  void write_output(float* sums, std::int64_t stride, std::int64_t count, const Rows& out) const {
+    const bool in_order = out.step == 1;
+    const bool narrowed =
+        in_order && out.dtype == DType::bf16 && job_.engine.store_scaled != nullptr;
+    const bool direct = in_order && out.dtype == DType::f32 && count % lanes_ == 0;
+    for (std::int64_t r = 0; r < count_; ++r, sums += stride) {
+      std::byte* row = out.row(rows_[r]);
+      float* to = direct ? reinterpret_cast<float*>(row) : sums;
+      if (!results_[r].sees) {
+        std::fill_n(to, count, 0.0f);
+      } else if (narrowed) {
+        job_.engine.store_scaled(sums, results_[r].factor, count, reinterpret_cast<bf16*>(row));
+        continue;
+      } else {
+        scale_row(sums, results_[r].factor, count, to);
       }
+      if (!direct) store_row(sums, count, out, rows_[r]);
     }
-    if (!direct) store_row(sums, count, out, rows_[r]);
   }
 
   void write_rows(const AttentionResults& out, std::int64_t base) const {
@@ -340,40 +348,65 @@ class SoftmaxRows {
     for (std::size_t i = 0; i < hn::Lanes(d); ++i) to[i] += lane[i];
   }
 
-  // The first column that holds `value`. Without a branch: where it stands is anyone's guess.
+  // Which rows have a larger score than before is anyone's guess: they are listed without a branch,
+  // and then looked through.
+  HWY_INLINE void find_tops(const TileScores& tile) {
+    std::int64_t count = 0;
+    for (std::int64_t r = 0; r < count_; ++r) {
+      risen_[count] = r;
+      count += shift_[r] > maximum_[r] ? 1 : 0;
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t r = risen_[i];
+      top_[r] = tile.first_key + find(tile.scores + r * tile.stride, tile.columns, shift_[r]);
+    }
+  }
+
+  // The first column that holds `value`. Without a branch: where it stands is anyone's guess. From
+  // the last column to the first, so that what is found later stands before it.
   static std::int64_t find(const float* row, std::int64_t columns, float value) {
+    constexpr int kTogether = std::min<int>(4, 32 / hn::MaxLanes(D()));  // columns: multiples of 32
     const D d;
+    const hn::RebindToSigned<D> di;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    const V wanted = hn::Set(d, value), none = hn::Set(d, static_cast<float>(columns));
-    const V step = hn::Set(d, static_cast<float>(2 * lanes));
-    V first[2] = {none, none};  // side by side: a chain of minima would be waited for
-    V column[2] = {hn::Iota(d, 0), hn::Iota(d, static_cast<float>(lanes))};
-    for (std::int64_t j = 0; j < columns; j += 2 * lanes) {
-      HWY_UNROLL(2)
-      for (int i = 0; i < 2; ++i) {
-        const auto here = hn::Eq(hn::LoadU(d, row + j + i * lanes), wanted);
-        first[i] = hn::Min(first[i], hn::IfThenElse(here, column[i], none));
-        column[i] = hn::Add(column[i], step);
+    const V wanted = hn::Set(d, value);
+    hn::Vec<decltype(di)> first[kTogether];
+    HWY_UNROLL(4)
+    for (auto& x : first) x = hn::Set(di, static_cast<std::int32_t>(columns));
+    for (std::int64_t j = columns - kTogether * lanes; j >= 0; j -= kTogether * lanes) {
+      HWY_UNROLL(4)
+      for (int i = 0; i < kTogether; ++i) {
+        const std::int64_t at = j + i * lanes;
+        const auto here = hn::RebindMask(di, hn::Eq(hn::LoadU(d, row + at), wanted));
+        first[i] = hn::IfThenElse(here, hn::LoadU(di, kColumns.data() + at), first[i]);
       }
     }
-    return static_cast<std::int64_t>(hn::GetLane(hn::MinOfLanes(d, hn::Min(first[0], first[1]))));
+    auto least = first[0];
+    for (const auto& x : first) least = hn::Min(least, x);
+    return hn::GetLane(hn::MinOfLanes(di, least));
   }
 
   // factor = 2^(old - new) for what has been summed so far; shift = the new maximum, or 0 in a row
   // that has seen nothing, where -inf - -inf would be NaN.
   void update_factors() {
     const D d;
-    const V low = hn::Set(d, -kInfinity), scale = hn::Set(d, to_log2_);
+    const V scale = hn::Set(d, to_log2_);
     for (std::int64_t r = 0; r < count_; r += lanes_) {
       const V before = hn::LoadU(d, maximum_.get() + r), found = hn::LoadU(d, shift_.get() + r);
       // NaN compares false and is left to the weights: it becomes NaN there, in this row alone.
       const V now = hn::IfThenElse(hn::Gt(found, before), found, before);
-      const V safe = hn::IfThenElse(hn::Eq(now, low), hn::Zero(d), now);
+      const V safe = or_zero(now);
       hn::StoreU(exp2_fast(d, hn::Mul(hn::Sub(before, safe), scale)), d, factor_.get() + r);
       hn::StoreU(safe, d, shift_.get() + r);
       if (entropy_) rebase_weighted(r, before, safe);
       hn::StoreU(now, d, maximum_.get() + r);
     }
+  }
+
+  // A maximum, or 0 where nothing has been seen.
+  static HWY_INLINE V or_zero(V maximum) {
+    const D d;
+    return hn::IfThenZeroElse(hn::Eq(maximum, hn::Set(d, -kInfinity)), maximum);
   }
 
   // sum p t is relative to the old maximum; t grows by (old - new) for every weight summed so far.
@@ -413,11 +446,14 @@ class SoftmaxRows {
   enum class Weighing : std::uint8_t { plain, watched, kept, dropped };
 
   template <Weighing kWeighing>
-  HWY_NOINLINE void weigh_row(const TileScores& tile, std::int64_t r) {
-    if (tile.narrow != nullptr) {
-      weigh<true, kWeighing>(tile, r);
-    } else {
-      weigh<false, kWeighing>(tile, r);
+  void weigh_rows(const TileScores& tile) {
+    tile.narrow != nullptr ? weigh_rows<true, kWeighing>(tile) : weigh_rows<false, kWeighing>(tile);
+  }
+  template <bool kNarrow, Weighing kWeighing>
+  HWY_NOINLINE void weigh_rows(const TileScores& tile) {
+    for (std::int64_t r = 0; r < count_; ++r) {
+      if (job_.ahead != nullptr && r % kAskEvery == 0) job_.ahead->ask();
+      weigh<kNarrow, kWeighing>(tile, r);
     }
   }
 
@@ -428,7 +464,7 @@ class SoftmaxRows {
     const D d;
     float* row = tile.scores + r * tile.stride;
     const V shift = hn::Set(d, shift_[r]), scale = hn::Set(d, to_log2_);
-    const V least = hn::Set(d, least_exponent(to_log2_)), factor = hn::Set(d, factor_[r]);
+    const V least = hn::Set(d, least_), factor = hn::Set(d, factor_[r]);
     V total = hn::Mul(hn::Load(d, total_.get() + r * lanes_), factor);
     [[maybe_unused]] V weighted[2] = {hn::Zero(d), hn::Zero(d)};
     const bool watched =
@@ -505,16 +541,25 @@ class SoftmaxRows {
   }
 
   void rescale(float* sums, std::int64_t stride) const {
-    const D d;
     const std::int64_t columns = round_up(job_.problem.value_size, job_.engine.column_multiple);
-    for (std::int64_t r = 0; r < count_; ++r) {
-      if (factor_[r] == 1) continue;
-      const V factor = hn::Set(d, factor_[r]);
-      float* row = sums + r * stride;
-      for (std::int64_t j = 0; j < columns; j += lanes_) {
-        hn::StoreU(hn::Mul(hn::LoadU(d, row + j), factor), d, row + j);
-      }
+    for (std::int64_t r = 0; r < count_; ++r, sums += stride) {
+      if (factor_[r] != 1) scale_row(sums, factor_[r], columns, sums);
     }
+  }
+
+  // Whole vectors; `to` may be x.
+  static HWY_INLINE void scale_row(const float* x, float factor, std::int64_t count, float* to) {
+    const D d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    const V times = hn::Set(d, factor);
+    const auto scale = [&](std::int64_t i)
+                           HWY_ATTR { hn::StoreU(hn::Mul(hn::LoadU(d, x + i), times), d, to + i); };
+    std::int64_t i = 0;
+    for (; i + 4 * lanes <= count; i += 4 * lanes) {
+      HWY_UNROLL(4)
+      for (int k = 0; k < 4; ++k) scale(i + k * lanes);
+    }
+    for (; i < count; i += lanes) scale(i);
   }
 
   const BlockJob& job_;
@@ -525,10 +570,11 @@ class SoftmaxRows {
   bool collect_, find_top_, entropy_;
   bool survey_;           // moments, or how many keys a row sees
   float unit_, to_log2_;  // from what the tile holds to scores, and to their base-2 logarithm
+  float least_;           // below it a weight is 0
   Scratch<float> maximum_, factor_, shift_;  // per row
   Scratch<float> total_, weighted_;          // per row and lane: sum of p, sum of p log2 p'
   Scratch<float> visible_;
-  Scratch<std::int64_t> top_;
+  Scratch<std::int64_t> top_, risen_;
   Scratch<float> keep_;
   bool has_pivot_ = false;
   float pivot_ = 0;
