@@ -552,14 +552,9 @@ class SoftmaxRows {
     const D d;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
     const V times = hn::Set(d, factor);
-    const auto scale = [&](std::int64_t i)
-                           HWY_ATTR { hn::StoreU(hn::Mul(hn::LoadU(d, x + i), times), d, to + i); };
-    std::int64_t i = 0;
-    for (; i + 4 * lanes <= count; i += 4 * lanes) {
-      HWY_UNROLL(4)
-      for (int k = 0; k < 4; ++k) scale(i + k * lanes);
+    for (std::int64_t i = 0; i < count; i += lanes) {
+      hn::StoreU(hn::Mul(hn::LoadU(d, x + i), times), d, to + i);
     }
-    for (; i < count; i += lanes) scale(i);
   }
 
   const BlockJob& job_;
