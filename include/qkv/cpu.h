@@ -9,7 +9,8 @@
 namespace qkv {
 
 // The targets this build has and this machine can run, best first: "amx", "avx512_bf16",
-// "avx512", "avx2", "sse4" on x86-64; "neon_bf16", "neon" on Arm; "scalar" everywhere.
+// "avx512", "avx2", "sse4" on x86-64; "neon_bf16", "neon" on Arm; "baseline",
+// what every machine of the architecture has (SSE2, NEON), on both.
 std::vector<std::string> cpu_targets();
 // The one in use: the first of cpu_targets(), or the one named by QKV_CPU_TARGET.
 std::string cpu_target();

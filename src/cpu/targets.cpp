@@ -35,7 +35,8 @@ constexpr CpuTarget kTargets[] = {
     {"neon_bf16", HWY_NEON, cpu::neon_bf16_engine, true, cpu::neon_i8mm_engine},
     {"neon", HWY_NEON, no_engine, false, cpu::neon_dot_engine},
 #endif
-    {"scalar", HWY_STATIC_TARGET, no_engine, false, no_int8},
+    // What every machine of the architecture has: SSE2, NEON.
+    {"baseline", HWY_STATIC_TARGET, no_engine, false, no_int8},
 };
 
 std::vector<const CpuTarget*> available() {
