@@ -187,10 +187,12 @@ class DecodeChunks {
       part = {};
       scorer.set_block(head(g), query_rows_.data());  // starts the largest score anew
       scorer.finish_row(i, row, hidden || columns_ != keys_, job_.collect);
-      if (job_.collect) {
-        weigh_row<true>(r, scorer.unit(), part);
+      if (job_.engine != nullptr) {
+        job_.collect ? weigh_row<true, true>(r, scorer.unit(), part)
+                     : weigh_row<true, false>(r, scorer.unit(), part);
       } else {
-        weigh_row<false>(r, scorer.unit(), part);
+        job_.collect ? weigh_row<false, true>(r, scorer.unit(), part)
+                     : weigh_row<false, false>(r, scorer.unit(), part);
       }
       part.sums.max_logit =
           scorer.is_plain() ? largest_score(part.maximum, part.total) : scorer.max_logit();
@@ -200,13 +202,14 @@ class DecodeChunks {
 
   // Row r = 2^((s - maximum) unit log2 e), as bf16 too for an engine; the sums of it, and the
   // moments of the scores.
-  template <bool kCollect>
+  template <bool kNarrow, bool kCollect>
   void weigh_row(std::int64_t r, float unit, RowPart& part) {
-    constexpr int kTogether = std::min<int>(4, kColumnsTogether / hn::MaxLanes(D()));
+    constexpr int kAtOnce = HWY_TARGET == HWY_NEON ? 8 : 4;
+    constexpr int kTogether = std::min<int>(kAtOnce, kColumnsTogether / hn::MaxLanes(D()));
     const D d;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
     float* row = scores_.get() + r * kStride;
-    bf16* narrow = narrow_.get() + r * kStride;
+    [[maybe_unused]] bf16* narrow = narrow_.get() + r * kStride;
     const float maximum = largest_of(row);
     if (kCollect) {
       part.top = first_ + (std::find(row, row + keys_, maximum) - row);
@@ -214,29 +217,27 @@ class DecodeChunks {
     }
     const V shift = hn::Set(d, maximum == -kInfinity ? 0 : maximum);
     const V scale = hn::Set(d, unit * std::numbers::log2e_v<float>);
-    V total[kTogether], weighted = hn::Zero(d);
-    for (V& sum : total) sum = hn::Zero(d);
+    V total = hn::Zero(d), weighted = hn::Zero(d);
     for (std::int64_t j = 0; j < columns_; j += kTogether * lanes) {
       V p[kTogether], exponent[kTogether];
-      HWY_UNROLL(4)
+      HWY_UNROLL(8)
       for (int i = 0; i < kTogether; ++i) {
         p[i] = exponent[i] = hn::Mul(hn::Sub(hn::LoadU(d, row + j + i * lanes), shift), scale);
       }
-      exp2_each<5>(d, p);
-      HWY_UNROLL(4)
+      exp2_each<kNarrow ? 4 : 5>(d, p);
+      total = hn::Add(total, sum_by_halves<kTogether>(p));
+      HWY_UNROLL(8)
       for (int i = 0; i < kTogether; ++i) {
-        total[i] = hn::Add(total[i], p[i]);
         hn::StoreU(p[i], d, row + j + i * lanes);
-        if (!kCollect) continue;
+        if constexpr (!kCollect) continue;
         weighted = hn::MulAdd(p[i], max_keeping_nan(hn::Set(d, -200.0f), exponent[i]), weighted);
       }
-      if (job_.engine == nullptr) continue;
-      HWY_UNROLL(2)
+      if constexpr (!kNarrow) continue;
+      HWY_UNROLL(4)
       for (int i = 0; i < kTogether; i += 2) store_narrow(p[i], p[i + 1], narrow + j + i * lanes);
     }
     part.maximum = maximum * unit;
-    for (int i = 1; i < kTogether; ++i) total[0] = hn::Add(total[0], total[i]);
-    part.total = hn::GetLane(hn::SumOfLanes(d, total[0]));
+    part.total = hn::GetLane(hn::SumOfLanes(d, total));
     part.weighted = hn::GetLane(hn::SumOfLanes(d, weighted)) * std::numbers::ln2;
   }
 

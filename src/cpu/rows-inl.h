@@ -29,6 +29,26 @@ HWY_INLINE float largest_lane(V v) {
 #endif
 }
 
+// The largest and the sum of kCount vectors. By halves: a chain would be waited for.
+template <int kCount, class V>
+HWY_INLINE V max_by_halves(const V* x) {
+  if constexpr (kCount == 1) {
+    return x[0];
+  } else {
+    return hn::Max(max_by_halves<kCount / 2>(x),
+                   max_by_halves<kCount - kCount / 2>(x + kCount / 2));
+  }
+}
+template <int kCount, class V>
+HWY_INLINE V sum_by_halves(const V* x) {
+  if constexpr (kCount == 1) {
+    return x[0];
+  } else {
+    return hn::Add(sum_by_halves<kCount / 2>(x),
+                   sum_by_halves<kCount - kCount / 2>(x + kCount / 2));
+  }
+}
+
 // Highway 1.0.3 emulates f16 where the target has no instruction for it, without infinities and NaN
 // (-inf becomes -65536) and without rounding; f16 itself has them, one at a time.
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || (HWY_ARCH_X86 && HWY_TARGET >= HWY_SSE4)

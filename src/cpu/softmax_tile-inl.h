@@ -263,25 +263,7 @@ class SoftmaxRows {
         largest[i] = hn::Max(largest[i], hn::LoadU(d, row + j + i * lanes));
       }
     }
-    return largest_lane(max_of<kTogether>(largest));
-  }
-
-  // By halves: a chain would be waited for.
-  template <int kCount>
-  static HWY_INLINE V max_of(const V* x) {
-    if constexpr (kCount == 1) {
-      return x[0];
-    } else {
-      return hn::Max(max_of<kCount / 2>(x), max_of<kCount - kCount / 2>(x + kCount / 2));
-    }
-  }
-  template <int kCount>
-  static HWY_INLINE V sum_of(const V* x) {
-    if constexpr (kCount == 1) {
-      return x[0];
-    } else {
-      return hn::Add(sum_of<kCount / 2>(x), sum_of<kCount - kCount / 2>(x + kCount / 2));
-    }
+    return largest_lane(max_by_halves<kTogether>(largest));
   }
 
   // The largest score of each of a few rows, and what the moments need: how many are visible, their
@@ -333,10 +315,10 @@ class SoftmaxRows {
           kPartial ? tile.columns - static_cast<std::int64_t>(hidden_count) : tile.keys;
       visible_[r] += static_cast<float>(seen);
       pairs_ += static_cast<double>(seen);
-      shift_[r] = largest_lane(max_of<kTogether>(largest));
+      shift_[r] = largest_lane(max_by_halves<kTogether>(largest));
     }
-    add_moments(sum_of<kTogether>(sum), moment1_);
-    add_moments(sum_of<kTogether>(squares), moment2_);
+    add_moments(sum_by_halves<kTogether>(sum), moment1_);
+    add_moments(sum_by_halves<kTogether>(squares), moment2_);
   }
 
   // Long sums are kept in f64, lane by lane: the variance of a head adds up millions of pairs. A
@@ -485,7 +467,7 @@ class SoftmaxRows {
       }
       exp2_scaled<kNarrow ? 4 : 5>(d, scale, least, weights);
       if (watched) add_weighted(row + j, shift, partial, weights, weighted);
-      total = hn::Add(total, sum_of<kTogether>(weights));
+      total = hn::Add(total, sum_by_halves<kTogether>(weights));
       HWY_UNROLL(8)
       for (int i = 0; i < kTogether; ++i) {
         const std::int64_t column = j + i * lanes;
