@@ -184,6 +184,8 @@ __global__ void __launch_bounds__(32 * kWarps)
     }
   };
   if (lane == 0) {
+    prefetch_map(p.k);
+    prefetch_map(p.v);
     for (Barrier& barrier : shared.full[warp]) barrier.init(1);
     fence_barrier_init();
     for (int i = 0; i < S::Stages; ++i)
@@ -434,12 +436,22 @@ void launch_for(const Sm90Forward& call, const DecodePlan& plan, void* workspace
                 cudaStream_t stream) {
   switch (padded(call.head_size)) {
     case 64: return launch<Shape<T, 64, 32, 3>>(call, plan, workspace, stream);
-    case 128: return launch<Shape<T, 128, 16, 3>>(call, plan, workspace, stream);
+    case 128:
+      if (plan.alone) return launch<Shape<T, 128, 32, 3>>(call, plan, workspace, stream);
+      return launch<Shape<T, 128, 16, 3>>(call, plan, workspace, stream);
     default: return launch<Shape<T, 256, 16, 3>>(call, plan, workspace, stream);
   }
 }
 
 }  // namespace
+
+// What `rounds` of blocks take, in keys that a multiprocessor reads: two blocks that share it read
+// half as fast, but while one begins the other goes on. The rest is what was measured on an H200
+// (D 128): beginning, and putting parts together.
+std::int64_t cost_of(bool alone, std::int64_t rounds, std::int64_t keys, std::int64_t parts) {
+  const std::int64_t merging = parts == 1 ? 0 : 200 + 12 * parts;
+  return rounds * (alone ? keys + 212 : 2 * keys + 96) + merging;
+}
 
 DecodePlan plan_decode(const Sm90Forward& call) {
   DecodePlan plan;
@@ -449,19 +461,20 @@ DecodePlan plan_decode(const Sm90Forward& call) {
   if (units == 0) return plan;
   plan.parts = 1;
   if (units > kSm90Tickets) return plan;
-  // The fewest rounds of blocks times the keys of each, where starting a block and merging its
-  // part costs as much as some keys.
   const int D = padded(call.head_size);
-  const std::int64_t slots = multiprocessors() * (D == 256 ? 1 : 2);
-  const std::int64_t start = 96, tile = 64;
-  std::int64_t best = 0;
-  for (std::int64_t parts = 1; parts <= kMostParts; ++parts) {
-    const std::int64_t tiles = (call.k_rows + tile - 1) / tile;
-    const std::int64_t keys = (tiles + parts - 1) / parts * tile;
-    const std::int64_t cost = (units * parts + slots - 1) / slots * (keys + start) + parts;
-    if (parts == 1 || cost < best) {
+  const std::int64_t tile = 64, tiles = (call.k_rows + tile - 1) / tile;
+  std::int64_t best = INT64_MAX;
+  for (const bool alone : {true, false}) {
+    if (alone ? D == 64 : D == 256) continue;
+    const std::int64_t slots = multiprocessors() * (alone ? 1 : 2);
+    const std::int64_t most = std::min<std::int64_t>({kMostParts, tiles, 4 * slots / units});
+    for (std::int64_t parts = 1; parts == 1 || parts <= most; ++parts) {
+      const std::int64_t rounds = (units * parts + slots - 1) / slots;
+      const std::int64_t cost = cost_of(alone, rounds, (tiles + parts - 1) / parts * tile, parts);
+      if (cost >= best) continue;
       best = cost;
       plan.parts = int(parts);
+      plan.alone = alone;
     }
   }
   if (plan.parts > 1)

@@ -11,6 +11,7 @@ namespace qkv::cuda {
 struct DecodePlan {
   int row_blocks = 0;  // of 16 rows: the query rows of all heads that share a key head
   int parts = 0;
+  bool alone = false;  // a block has a multiprocessor for itself, and larger tiles
   std::int64_t workspace_bytes = 0;
 };
 // Pages of keys are multiples of this: no tile of keys lies in two of them.
