@@ -72,6 +72,7 @@ class SoftmaxRows {
         shift_(rows + lanes_),
         total_(rows * lanes_),
         weighted_(entropy_ ? rows * lanes_ : 0),
+        change_(entropy_ ? rows + lanes_ : 0),
         visible_(collect_ ? rows : 0),
         top_(collect_ ? rows : 0),
         risen_(find_top_ ? rows : 0),
@@ -147,13 +148,14 @@ class SoftmaxRows {
       const double sink_part = has_sink ? std::exp(sink - reference) : 0.0;
       const double all = total * factor + sink_part, log_all = std::log(all);
       result.lse = static_cast<float>(reference + log_all);
-      factor_[r] = result.factor = static_cast<float>(factor / all);
+      const double share = factor / all;
+      factor_[r] = result.factor = static_cast<float>(share);
       if (!entropy_) continue;
       // H = lse - sum p s, arranged so that large scores cancel before they are rounded.
-      const double weighted = std::numbers::ln2 * sum_of(weighted_.get() + r * lanes_);
+      const double weighted = unit_ * sum_of(weighted_.get() + r * lanes_);
       result.entropy = static_cast<float>(log_all + (reference - top_score) +
                                           (sink_part == 0 ? 0.0 : top_score * sink_part / all) -
-                                          weighted * factor / all);
+                                          weighted * share);
     }
   }
 
@@ -380,7 +382,12 @@ class SoftmaxRows {
       const V safe = or_zero(now);
       hn::StoreU(exp2_fast(d, hn::Mul(hn::Sub(before, safe), scale)), d, factor_.get() + r);
       hn::StoreU(safe, d, shift_.get() + r);
-      if (entropy_) rebase_weighted(r, before, safe);
+      // sum p (s - maximum) grows by this for every weight summed so far; none was where nothing
+      // had been seen.
+      if (entropy_) {
+        const auto fresh = hn::Eq(before, hn::Set(d, -kInfinity));
+        hn::StoreU(hn::IfThenZeroElse(fresh, hn::Sub(before, safe)), d, change_.get() + r);
+      }
       hn::StoreU(now, d, maximum_.get() + r);
     }
   }
@@ -389,22 +396,6 @@ class SoftmaxRows {
   static HWY_INLINE V or_zero(V maximum) {
     const D d;
     return hn::IfThenZeroElse(hn::Eq(maximum, hn::Set(d, -kInfinity)), maximum);
-  }
-
-  // sum p t is relative to the old maximum; t grows by (old - new) for every weight summed so far.
-  void rebase_weighted(std::int64_t first, V before, V safe) {
-    const D d;
-    HWY_ALIGN float change[hn::MaxLanes(D())];
-    const V moved = hn::Mul(hn::Sub(before, safe), hn::Set(d, to_log2_));
-    hn::Store(hn::IfThenElse(hn::Eq(before, hn::Set(d, -kInfinity)), hn::Zero(d), moved), d,
-              change);
-    for (std::int64_t r = first; r < std::min(first + lanes_, count_); ++r) {
-      if (change[r - first] == 0) continue;
-      float* weighted = weighted_.get() + r * lanes_;
-      const V total = hn::Load(d, total_.get() + r * lanes_);
-      hn::Store(hn::MulAdd(hn::Set(d, change[r - first]), total, hn::Load(d, weighted)), d,
-                weighted);
-    }
   }
 
   // Where a common offset would eat the variance, scores are summed relative to the mean of some of
@@ -447,7 +438,8 @@ class SoftmaxRows {
     float* row = tile.scores + r * tile.stride;
     const V shift = hn::Set(d, shift_[r]), scale = hn::Set(d, to_log2_);
     const V least = hn::Set(d, least_), factor = hn::Set(d, factor_[r]);
-    V total = hn::Mul(hn::Load(d, total_.get() + r * lanes_), factor);
+    const V total_before = hn::Load(d, total_.get() + r * lanes_);
+    V total = hn::Mul(total_before, factor);
     [[maybe_unused]] V weighted[2] = {hn::Zero(d), hn::Zero(d)};
     const bool watched =
         kWeighing == Weighing::watched || (kWeighing != Weighing::plain && entropy_);
@@ -494,8 +486,9 @@ class SoftmaxRows {
     hn::Store(total, d, total_.get() + r * lanes_);
     if (!watched) return;
     float* sum_to = weighted_.get() + r * lanes_;
-    const V added = hn::Mul(hn::Add(weighted[0], weighted[1]), scale);
-    hn::Store(hn::MulAdd(hn::Load(d, sum_to), factor, added), d, sum_to);
+    const V change = hn::Set(d, change_[r]), added = hn::Add(weighted[0], weighted[1]);
+    const V before = hn::MulAdd(change, total_before, hn::Load(d, sum_to));
+    hn::Store(hn::MulAdd(before, factor, added), d, sum_to);
   }
 
   // Adds p (s - shift). Of many at a time the exponents are found again, behind a fence that keeps
@@ -549,7 +542,8 @@ class SoftmaxRows {
   float unit_, to_log2_;  // from what the tile holds to scores, and to their base-2 logarithm
   float least_;           // below it a weight is 0
   Scratch<float> maximum_, factor_, shift_;  // per row
-  Scratch<float> total_, weighted_;          // per row and lane: sum of p, sum of p log2 p'
+  Scratch<float> total_, weighted_;          // per row and lane: sums of p and p (s - maximum)
+  Scratch<float> change_;                    // per row: the maximum before, less the one now
   Scratch<float> visible_;
   Scratch<std::int64_t> top_, risen_;
   Scratch<float> keep_;
