@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "qkv/ops.h"
 #include "support/attention_check.h"
 #include "support/values.h"
 
@@ -169,6 +170,34 @@ TEST_P(AttentionStatisticsOf, TheFirstOfEqualScoresIsTheTop) {
           << "row " << i;
     }
   });
+}
+
+// What was summed for the entropy before the one score came that counts is forgotten, however far
+// below it was.
+TEST_P(AttentionStatisticsOf, EntropyForgetsWhatIsFarBelow) {
+  constexpr std::int64_t kKeys = 300, kSize = 32;
+  const float low = GetParam() == DType::f16 ? -6e4f : -1e38f;
+  for (const std::int64_t seen : {std::int64_t{0}, kKeys - 1}) {
+    std::vector<float> of_q(40 * kSize), of_k(kKeys * kSize);
+    for (std::size_t i = 0; i < of_q.size(); i += kSize) of_q[i] = 1;
+    for (std::size_t i = 0; i < of_k.size(); i += kSize) of_k[i] = low;
+    of_k[static_cast<std::size_t>(seen * kSize)] = 0;
+    const Tensor q = to(Tensor::from(of_q, {1, 1, 40, kSize}), GetParam());
+    const Tensor k = to(Tensor::from(of_k, {1, 1, kKeys, kSize}), GetParam());
+    using enum Statistics;
+    // On a GPU each of these is another kernel's.
+    for (const Statistics wanted : {all, entropy | top_weight, entropy}) {
+      for_each_target([&] {
+        const AttentionStatistics s =
+            attention_forward(on_device(q, test_device()), on_device(k, test_device()),
+                              on_device(k, test_device()), {.statistics = wanted})
+                .statistics;
+        for (const double x : values_of(s.entropy)) EXPECT_EQ(x, 0);
+        if (!has(wanted, top_weight)) return;
+        for (const double x : values_of(s.top_weight)) EXPECT_EQ(x, 1);
+      });
+    }
+  }
 }
 
 // Looking changes nothing that is looked at.

@@ -382,11 +382,10 @@ class SoftmaxRows {
       const V safe = or_zero(now);
       hn::StoreU(exp2_fast(d, hn::Mul(hn::Sub(before, safe), scale)), d, factor_.get() + r);
       hn::StoreU(safe, d, shift_.get() + r);
-      // sum p (s - maximum) grows by this for every weight summed so far; none was where nothing
-      // had been seen.
+      // sum p (s - maximum) grows by this for every weight summed so far; below `least_` the factor
+      // is 0, and nothing of it must become infinite before.
       if (entropy_) {
-        const auto fresh = hn::Eq(before, hn::Set(d, -kInfinity));
-        hn::StoreU(hn::IfThenZeroElse(fresh, hn::Sub(before, safe)), d, change_.get() + r);
+        hn::StoreU(hn::Max(hn::Set(d, least_), hn::Sub(before, safe)), d, change_.get() + r);
       }
       hn::StoreU(now, d, maximum_.get() + r);
     }

@@ -443,8 +443,6 @@ void launch_for(const Sm90Forward& call, const DecodePlan& plan, void* workspace
   }
 }
 
-}  // namespace
-
 // What `rounds` of blocks take, in keys that a multiprocessor reads: two blocks that share it read
 // half as fast, but while one begins the other goes on. The rest is what was measured on an H200
 // (D 128): beginning, and putting parts together.
@@ -452,6 +450,8 @@ std::int64_t cost_of(bool alone, std::int64_t rounds, std::int64_t keys, std::in
   const std::int64_t merging = parts == 1 ? 0 : 200 + 12 * parts;
   return rounds * (alone ? keys + 212 : 2 * keys + 96) + merging;
 }
+
+}  // namespace
 
 DecodePlan plan_decode(const Sm90Forward& call) {
   DecodePlan plan;

@@ -84,9 +84,10 @@ struct ScoreWatch {
       }
     }
   }
-  // Weights so far are multiplied by `factor` = 2^-distance.
+  // Weights so far are multiplied by `factor` = 2^-distance. Where it is 0, the distance times
+  // their sum may be infinite.
   __device__ void rescale(int r, float factor, float distance, float sum) {
-    weighted[r] = sum == 0 ? 0.f : factor * (weighted[r] - distance * sum);
+    weighted[r] = factor == 0 ? 0.f : factor * (weighted[r] - distance * sum);
   }
   __device__ void weigh(int r, float exponent, float weight) {
     weighted[r] = fmaf(exponent, weight, weighted[r]);
