@@ -1,6 +1,7 @@
 #include "cpu/attention_decode.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -71,7 +72,9 @@ DecodedRow combine(const RowPart* parts, std::int64_t step, std::int64_t chunks,
 class Decode {
  public:
   Decode(const AttentionProblem& problem, const AttentionResults& results)
-      : problem_(problem), results_(results) {
+      : problem_(problem),
+        results_(results),
+        left_(problem.sequences.size() * static_cast<std::size_t>(problem.key_heads)) {
     const AttentionStatistics& s = results.statistics;
     collect_ = s.max_logit.defined() || s.score_mean.defined() || s.entropy.defined() ||
                s.saturation.defined();
@@ -79,7 +82,7 @@ class Decode {
       chunks_ = std::max(chunks_, chunks_of(problem, sequence));
       rows_ = std::max(rows_, sequence.q_rows * problem.group());
     }
-    const auto pairs = static_cast<std::int64_t>(problem.sequences.size()) * problem.key_heads;
+    const auto pairs = static_cast<std::int64_t>(left_.size());
     const std::int64_t rows = std::max<std::int64_t>(pairs * chunks_ * rows_, 1);
     values_ = Scratch<float>(rows * problem.value_size);
     parts_.resize(static_cast<std::size_t>(rows));
@@ -98,33 +101,59 @@ class Decode {
                        fits(problem_.value_size) && &int8_engine() != &portable_int8_engine();
     const int digits = problem_.q.dtype() == DType::f32 ? 3 : 2;
     const Int8Decode* bytes = whole ? neon_int8_decode(digits) : nullptr;
-    const auto sequences = static_cast<std::int64_t>(problem_.sequences.size());
-    const std::int64_t pairs = sequences * problem_.key_heads;
-    // Results are per chunk, so how they are handed out changes no bit.
-    const std::int64_t parts = std::clamp<std::int64_t>(
-        (kRunsPerThread * num_threads() + pairs - 1) / std::max<std::int64_t>(pairs, 1), 1,
-        std::max<std::int64_t>(chunks_, 1));
-    parallel_for(pairs * parts, [&](std::int64_t at) {
-      const std::int64_t pair = at / parts, part = at % parts;
-      const std::int64_t sequence = pair / problem_.key_heads;
-      const AttentionSequence& s = problem_.sequences[sequence];
-      const std::int64_t count = chunks_of(problem_, s);
-      const std::int64_t first = count * part / parts, last = count * (part + 1) / parts;
-      if (first == last || s.q_rows == 0) return;
-      const DecodeResult all{values_.get(), parts_.data(), weights_.get()};
-      run_decode_chunks(
-          {problem_, engine, bytes, collect_, sequence, pair % problem_.key_heads, first, last,
-           all.from_row((pair * chunks_ + first) * rows_, problem_.value_size), rows_});
-    });
     if (results_.statistics.received.defined()) {
       const Tensor& received = results_.statistics.received;
       std::fill_n(received.data<float>(), received.numel(), 0.0f);
     }
-    parallel_for(sequences * problem_.heads,
-                 [&](std::int64_t at) { finish_head(at / problem_.heads, at % problem_.heads); });
+    const std::vector<Run> runs = runs_of_chunks();
+    parallel_for(static_cast<std::int64_t>(runs.size()), [&](std::int64_t at) {
+      const auto [sequence, key_head, first, last] = runs[static_cast<std::size_t>(at)];
+      const std::int64_t pair = sequence * problem_.key_heads + key_head;
+      const DecodeResult all{values_.get(), parts_.data(), weights_.get()};
+      if (first < last) {
+        run_decode_chunks({problem_, engine, bytes, collect_, sequence, key_head, first, last,
+                           all.from_row((pair * chunks_ + first) * rows_, problem_.value_size),
+                           rows_});
+      }
+      // Who is done last with a key head puts together what its chunks have found.
+      if (left_[static_cast<std::size_t>(pair)].fetch_sub(last - first) > last - first) return;
+      for (std::int64_t g = 0; g < problem_.group(); ++g) {
+        finish_head(sequence, key_head * problem_.group() + g);
+      }
+    });
   }
 
  private:
+  // Chunks [first, last) of a key head of a sequence.
+  struct Run {
+    std::int64_t sequence, key_head, first, last;
+  };
+
+  // Whole key heads, which are prepared once, or parts of them where they are few; one run at least
+  // for each. Results are per chunk: how they are handed out changes no bit.
+  std::vector<Run> runs_of_chunks() {
+    const auto count = static_cast<std::int64_t>(problem_.sequences.size());
+    const auto chunks = [&](std::int64_t sequence) {
+      const AttentionSequence& s = problem_.sequences[sequence];
+      return s.q_rows == 0 ? 0 : chunks_of(problem_, s);
+    };
+    std::int64_t total = 0;
+    for (std::int64_t i = 0; i < count; ++i) total += problem_.key_heads * chunks(i);
+    const std::int64_t most = std::max<std::int64_t>(total / (kRunsPerThread * num_threads()), 1);
+    std::vector<Run> runs;
+    for (std::int64_t at = 0; at < count * problem_.key_heads; ++at) {
+      const std::int64_t sequence = at / problem_.key_heads, end = chunks(sequence);
+      left_[static_cast<std::size_t>(at)] = end;
+      std::int64_t first = 0;
+      do {
+        const std::int64_t last = std::min(first + most, end);
+        runs.push_back({sequence, at % problem_.key_heads, first, last});
+        first = last;
+      } while (first < end);
+    }
+    return runs;
+  }
+
   void finish_head(std::int64_t sequence, std::int64_t head) {
     const AttentionSequence& s = problem_.sequences[sequence];
     const std::int64_t pair = sequence * problem_.key_heads + head / problem_.group();
@@ -192,6 +221,7 @@ class Decode {
   std::int64_t chunks_ = 0, rows_ = 0;  // of a sequence and key head: the most of either
   Scratch<float> values_, weights_;
   std::vector<RowPart> parts_;
+  std::vector<std::atomic<std::int64_t>> left_;  // chunks of a sequence and key head, not done yet
 };
 
 }  // namespace
