@@ -144,12 +144,11 @@ class Decode {
     for (std::int64_t at = 0; at < count * problem_.key_heads; ++at) {
       const std::int64_t sequence = at / problem_.key_heads, end = chunks(sequence);
       left_[static_cast<std::size_t>(at)] = end;
-      std::int64_t first = 0;
-      do {
-        const std::int64_t last = std::min(first + most, end);
-        runs.push_back({sequence, at % problem_.key_heads, first, last});
-        first = last;
-      } while (first < end);
+      const std::int64_t parts = std::max<std::int64_t>((end + most - 1) / most, 1);
+      for (std::int64_t part = 0; part < parts; ++part) {
+        runs.push_back(
+            {sequence, at % problem_.key_heads, end * part / parts, end * (part + 1) / parts});
+      }
     }
     return runs;
   }
