@@ -173,7 +173,8 @@ TEST(DecodeEngine, ScoresAndValues) {
       for (const std::int64_t size : {1, 8, 24, 40, 61, 64, 128, 300, 512}) {
         Matrix<bf16> x(keys, size, keys, size + 3, kNan);
         x.data.resize(x.data.size() - 3);
-        const DecodeEngine::Right right{x.data.data(), x.stride, keys, size};
+        const bool from_memory = (rows + keys + size) % 2 == 0;  // is asked for early
+        const DecodeEngine::Right right{x.data.data(), x.stride, keys, size, from_memory};
         const std::int64_t room = round_up_to(rows, 2);
 
         const Matrix<bf16> q(rows, size, room, round_up_to(size, 8), 0);

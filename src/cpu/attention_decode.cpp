@@ -18,6 +18,8 @@ namespace qkv::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+// Keys and values beyond that are taken to come from memory, call after call.
+constexpr std::int64_t kCacheBytes = std::int64_t{24} << 20;
 constexpr std::int64_t kRunsPerThread = 4;  // so that no thread waits long for another at the end
 
 std::int64_t chunks_of(const AttentionProblem& problem, const AttentionSequence& s) {
@@ -106,14 +108,15 @@ class Decode {
       std::fill_n(received.data<float>(), received.numel(), 0.0f);
     }
     const std::vector<Run> runs = runs_of_chunks();
+    const bool from_memory = bytes_read() > kCacheBytes;
     parallel_for(static_cast<std::int64_t>(runs.size()), [&](std::int64_t at) {
       const auto [sequence, key_head, first, last] = runs[static_cast<std::size_t>(at)];
       const std::int64_t pair = sequence * problem_.key_heads + key_head;
       const DecodeResult all{values_.get(), parts_.data(), weights_.get()};
       if (first < last) {
-        run_decode_chunks({problem_, engine, bytes, collect_, sequence, key_head, first, last,
-                           all.from_row((pair * chunks_ + first) * rows_, problem_.value_size),
-                           rows_});
+        run_decode_chunks(
+            {problem_, engine, bytes, collect_, from_memory, sequence, key_head, first, last,
+             all.from_row((pair * chunks_ + first) * rows_, problem_.value_size), rows_});
       }
       // Who is done last with a key head puts together what its chunks have found.
       if (left_[static_cast<std::size_t>(pair)].fetch_sub(last - first) > last - first) return;
@@ -151,6 +154,13 @@ class Decode {
       }
     }
     return runs;
+  }
+
+  std::int64_t bytes_read() const {
+    std::int64_t keys = 0;
+    for (const AttentionSequence& s : problem_.sequences) keys += s.k_visible;
+    return keys * problem_.key_heads * (problem_.head_size + problem_.value_size) *
+           static_cast<std::int64_t>(size_of(problem_.k.dtype()));
   }
 
   void finish_head(std::int64_t sequence, std::int64_t head) {

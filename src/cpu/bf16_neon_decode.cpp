@@ -20,6 +20,9 @@ using Right = DecodeEngine::Right;
 constexpr std::int64_t kKeysAtOnce = 8;
 constexpr std::int64_t kBlocksAhead = 2;
 constexpr std::int64_t kKeysInCache = 64;  // of values: rows walked column by column
+// Keys and values that come from memory are asked for so many rows earlier. From a cache they would
+// come soon enough, and asking twice takes 10 % longer.
+constexpr std::int64_t kLaterRows = 64;
 
 // Up to eight rows, copied to where all eight and a multiple of 8 columns are, zeros for the rest.
 class Padded {
@@ -41,29 +44,30 @@ class Padded {
   Room<bf16, kKeysAtOnce * DecodeEngine::kMostDepth> room_;
 };
 
-RowsAhead rows_ahead(const bf16* first, const Right& x) {
+template <std::int64_t kLater>
+RowsAhead<kLater> rows_ahead(const bf16* first, const Right& x) {
   return {first, 2 * x.stride, 2 * x.columns};
 }
 
 // Calls step(k, key) for k = 0, 8, ... with key(j) = elements k .. k + 7 of key j of eight.
-template <class Step>
+template <std::int64_t kLater, class Step>
 QKV_INLINE void walk_keys(const bf16* first, const Right& keys, Step step) {
-  RowsAhead next = rows_ahead(first + kBlocksAhead * kKeysAtOnce * keys.stride, keys);
+  auto next = rows_ahead<kLater>(first + kBlocksAhead * kKeysAtOnce * keys.stride, keys);
   for (std::int64_t k = 0; k < keys.columns; k += 8) {
-    next.ask<2>();  // 16 bytes of each of eight keys
+    next.template ask<2>();  // 16 bytes of each of eight keys
     step(k, [&](int j) { return load(first + j * keys.stride + k); });
   }
 }
 
 // 2 * kPairs rows against eight keys, paired into cells on the way. Few rows mean few sums, so the
 // two halves of a load go to sums of their own.
-template <int kPairs>
+template <std::int64_t kLater, int kPairs>
 void score_block(const bf16* a, const bf16* first, const Right& keys, float* c,
                  std::int64_t c_stride) {
   constexpr int kHalves = kPairs <= 2 ? 2 : 1;
   const std::int64_t strip = 2 * keys.columns;
   Sums sum[kHalves][kPairs][4] = {};
-  walk_keys(first, keys, [&](std::int64_t k, auto key) {
+  walk_keys<kLater>(first, keys, [&](std::int64_t k, auto key) {
     unrolled<4>([&](auto j) {
       const Cell x0 = key(2 * j), x1 = key(2 * j + 1);
       const Cell y0 = lower(x0, x1), y1 = upper(x0, x1);
@@ -84,9 +88,10 @@ void score_block(const bf16* a, const bf16* first, const Right& keys, float* c,
 }
 
 // One row `q` against eight keys: BFDOT reads both as they lie.
+template <std::int64_t kLater>
 void score_row(const bf16* q, const bf16* first, const Right& keys, float* c, std::int64_t) {
   Sums sum[8] = {};
-  walk_keys(first, keys, [&](std::int64_t k, auto key) {
+  walk_keys<kLater>(first, keys, [&](std::int64_t k, auto key) {
     const Cell x = load(q + k);
     unrolled<8>([&](auto j) { sum[j] = vbfdotq_f32(sum[j], x, key(j)); });
   });
@@ -103,10 +108,14 @@ void pack_rows(const Left& x, std::int64_t depth, bf16* cells) {
   }
 }
 
+template <std::int64_t kLater>
+constexpr decltype(&score_row<0>) kScoreBlocks[] = {score_row<kLater>, score_block<kLater, 1>,
+                                                    score_block<kLater, 2>, score_block<kLater, 3>,
+                                                    score_block<kLater, 4>};
+
 void scores(const Left& q, const Right& keys, float* c, std::int64_t c_stride) {
-  constexpr decltype(&score_row) kBlocks[] = {score_row, score_block<1>, score_block<2>,
-                                              score_block<3>, score_block<4>};
-  const auto block = kBlocks[q.rows / 2 + (q.rows > 1 && q.rows % 2 == 1)];
+  const std::int64_t pairs = q.rows / 2 + (q.rows > 1 && q.rows % 2 == 1);
+  const auto block = (keys.from_memory ? kScoreBlocks<kLaterRows> : kScoreBlocks<0>)[pairs];
   Room<bf16, DecodeEngine::kMostRows * DecodeEngine::kMostDepth> cells;
   const bf16* a = q.data;
   if (q.rows > 1) {
@@ -126,19 +135,20 @@ void scores(const Left& q, const Right& keys, float* c, std::int64_t c_stride) {
 }
 
 // Calls step(k, value) for k = 0, kStep, ... with value(r, v) = columns 8 v .. of key k + r.
-template <int kStep, int kVectors, class Step>
-QKV_INLINE void walk_values(const Right& x, std::int64_t column, RowsAhead& next, Step step) {
+template <int kStep, int kVectors, std::int64_t kLater, class Step>
+QKV_INLINE void walk_values(const Right& x, std::int64_t column, RowsAhead<kLater>& next,
+                            Step step) {
   const bf16* row = x.data + column;
   for (std::int64_t k = 0; k < x.rows; k += kStep, row += kStep * x.stride) {
-    next.ask<kStep * kVectors / 4>();
+    next.template ask<kStep * kVectors / 4>();
     step(k, [&](int r, int v) { return load(row + r * x.stride + 8 * v); });
   }
 }
 
 // kRows rows by 8 * kVectors columns: two keys zipped are what BFDOT sums over.
-template <int kRows, int kVectors>
-void value_rows(const Left& p, const Right& x, std::int64_t column, RowsAhead& next, float* c,
-                std::int64_t c_stride) {
+template <int kRows, int kVectors, std::int64_t kLater>
+void value_rows(const Left& p, const Right& x, std::int64_t column, RowsAhead<kLater>& next,
+                float* c, std::int64_t c_stride) {
   Sums sum[kRows][2 * kVectors] = {};
   walk_values<8, kVectors>(x, column, next, [&](std::int64_t k, auto value) {
     Cell weight[kRows];
@@ -164,9 +174,9 @@ void value_rows(const Left& p, const Right& x, std::int64_t column, RowsAhead& n
 }
 
 // 2 * kPairs rows by 8 * kVectors columns: four keys transposed are cells for BFMMLA.
-template <int kPairs, int kVectors>
-void value_block(const bf16* a, const Right& x, std::int64_t column, RowsAhead& next, float* c,
-                 std::int64_t c_stride) {
+template <int kPairs, int kVectors, std::int64_t kLater>
+void value_block(const bf16* a, const Right& x, std::int64_t column, RowsAhead<kLater>& next,
+                 float* c, std::int64_t c_stride) {
   const std::int64_t strip = 2 * x.rows;
   Sums sum[kVectors][kPairs][4] = {};
   walk_values<4, kVectors>(x, column, next, [&](std::int64_t k, auto value) {
@@ -183,21 +193,21 @@ void value_block(const bf16* a, const Right& x, std::int64_t column, RowsAhead& 
 }
 
 // Blocks of kVectors columns while they fit, then single ones.
-template <int kRows>
+template <std::int64_t kLater, int kRows>
 void values_by_rows(const Left& p, const Right& x, float* c, std::int64_t c_stride) {
-  RowsAhead next = rows_ahead(x.data + x.rows * x.stride, x);
+  auto next = rows_ahead<kLater>(x.data + x.rows * x.stride, x);
   std::int64_t j = 0;
   for (; j + 32 <= x.columns; j += 32) value_rows<kRows, 4>(p, x, j, next, c + j, c_stride);
   for (; j < x.columns; j += 8) value_rows<kRows, 1>(p, x, j, next, c + j, c_stride);
 }
 
-template <int kPairs>
+template <std::int64_t kLater, int kPairs>
 void values_by_pairs(const Left& p, const Right& x, float* c, std::int64_t c_stride) {
   constexpr int kVectors = kPairs == 2 ? 2 : 1;
   Room<bf16, 2 * kPairs * kKeysInCache> room;
   bf16* cells = room.get();
   pack_rows(p, x.rows, cells);
-  RowsAhead next = rows_ahead(x.data + x.rows * x.stride, x);
+  auto next = rows_ahead<kLater>(x.data + x.rows * x.stride, x);
   std::int64_t j = 0;
   for (; j + 8 * kVectors <= x.columns; j += 8 * kVectors) {
     value_block<kPairs, kVectors>(cells, x, j, next, c + j, c_stride);
@@ -205,17 +215,20 @@ void values_by_pairs(const Left& p, const Right& x, float* c, std::int64_t c_str
   for (; j < x.columns; j += 8) value_block<kPairs, 1>(cells, x, j, next, c + j, c_stride);
 }
 
+template <std::int64_t kLater>
+constexpr decltype(&values_by_rows<0, 1>) kValueRows[] = {
+    values_by_rows<kLater, 1>,  values_by_rows<kLater, 2>,  values_by_pairs<kLater, 2>,
+    values_by_pairs<kLater, 2>, values_by_pairs<kLater, 3>, values_by_pairs<kLater, 3>,
+    values_by_pairs<kLater, 4>, values_by_pairs<kLater, 4>};
+
 void values(const Left& p, const Right& x, float* c, std::int64_t c_stride) {
-  constexpr decltype(&values_by_rows<1>) kByRows[] = {
-      values_by_rows<1>,  values_by_rows<2>,  values_by_pairs<2>, values_by_pairs<2>,
-      values_by_pairs<3>, values_by_pairs<3>, values_by_pairs<4>, values_by_pairs<4>};
-  const auto add = kByRows[p.rows - 1];
+  const auto add = (x.from_memory ? kValueRows<kLaterRows> : kValueRows<0>)[p.rows - 1];
   const std::int64_t whole = x.columns % 8 == 0 ? x.rows / 8 * 8 : 0;
   std::int64_t k = 0;
   while (k < whole) {
     const std::int64_t here = std::min(kKeysInCache, whole - k);
-    add({p.data + k, p.stride, p.rows}, {x.data + k * x.stride, x.stride, here, x.columns}, c,
-        c_stride);
+    add({p.data + k, p.stride, p.rows},
+        {x.data + k * x.stride, x.stride, here, x.columns, x.from_memory}, c, c_stride);
     k += here;
   }
   Padded padded;

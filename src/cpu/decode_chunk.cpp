@@ -114,9 +114,10 @@ class DecodeChunks {
     const Rows keys = key_rows(problem_, problem_.k, run_of_keys(), room);
     const std::int64_t size = problem_.head_size;
     if (job_.engine != nullptr) {
-      job_.engine->scores({narrow_queries_.get(), q_stride_, rows_ == 1 ? 1 : even_rows_},
-                          {reinterpret_cast<const bf16*>(keys.data), keys.stride, keys_, size},
-                          scores_.get(), kStride);
+      job_.engine->scores(
+          {narrow_queries_.get(), q_stride_, rows_ == 1 ? 1 : even_rows_},
+          {reinterpret_cast<const bf16*>(keys.data), keys.stride, keys_, size, job_.from_memory},
+          scores_.get(), kStride);
       return;
     }
     if (job_.bytes != nullptr && queries_finite_) {
@@ -339,9 +340,10 @@ class DecodeChunks {
     const std::int64_t size = problem_.value_size, stride = round_up(size, 16);
     const Scratch<float> sums(even_rows_ * stride);
     std::fill_n(sums.get(), even_rows_ * stride, 0.0f);
-    job_.engine->values({narrow_.get(), kStride, rows_ == 1 ? 1 : even_rows_},
-                        {reinterpret_cast<const bf16*>(values.data), values.stride, keys_, size},
-                        sums.get(), stride);
+    job_.engine->values(
+        {narrow_.get(), kStride, rows_ == 1 ? 1 : even_rows_},
+        {reinterpret_cast<const bf16*>(values.data), values.stride, keys_, size, job_.from_memory},
+        sums.get(), stride);
     for (std::int64_t r = 0; r < rows_; ++r) {
       std::copy_n(sums.get() + r * stride, size, result_.values + r * size);
     }

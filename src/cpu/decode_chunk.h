@@ -52,6 +52,7 @@ struct DecodeJob {
   const DecodeEngine* engine;  // for bf16, or null
   const Int8Decode* bytes;     // for int8, or null
   bool collect;                // statistics
+  bool from_memory;            // keys and values are more than caches hold
   std::int64_t sequence, key_head;
   std::int64_t first, last;  // chunks
   DecodeResult result;       // of the first; that of the next begins result_rows further

@@ -22,6 +22,7 @@ struct DecodeEngine {
   struct Right {
     const bf16* data;
     std::int64_t stride, rows, columns;  // keys by head size
+    bool from_memory = false;            // more of them than caches hold: asked for early
   };
 
   void (*scores)(const Left& q, const Right& keys, float* c, std::int64_t c_stride);    // = q k^T

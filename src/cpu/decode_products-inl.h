@@ -160,7 +160,7 @@ std::int64_t sum_values_by_lanes(const float* p, std::int64_t stride, const Rows
   constexpr int kLines = std::max<int>(1, 4 * (4 * kVectors * sizeof(T)) / 64);  // of four rows
   constexpr std::int64_t kSize = sizeof(T);
   const auto* value = reinterpret_cast<const T*>(values.data);
-  RowsAhead next(value + count * values.stride, values.stride * kSize, size * kSize);
+  RowsAhead<> next(value + count * values.stride, values.stride * kSize, size * kSize);
   std::int64_t c = 0;
   for (; c + 4 * kVectors <= size; c += 4 * kVectors) {
     float32x4_t sum[kRows][kVectors];
