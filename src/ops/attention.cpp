@@ -62,9 +62,7 @@ Tensor rows_like(const char* name, const Tensor& given, const Tensor& lse, bool 
 // Uninitialised, like x in shape and layout but for its last extent: queries that are a view of
 // [B, S, H, D] get a result whose heads merge without a copy.
 Tensor empty_as(const Tensor& x, std::int64_t width) {
-  std::vector<std::int64_t> extents(x.shape().extents().begin(), x.shape().extents().end());
-  extents.back() = width;
-  return empty_in_layout(x, Shape(extents), x.dtype());
+  return empty_in_layout(x, with_last(x.shape(), width), x.dtype());
 }
 
 // Gradients of q, k and v. Where those are views of one [B, S, (H + 2 Hk) D], as a joint projection

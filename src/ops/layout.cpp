@@ -6,6 +6,14 @@
 
 namespace qkv {
 
+Shape with_last(const Shape& shape, std::int64_t extent) {
+  std::array<std::int64_t, kMaxRank> extents{};
+  std::ranges::copy(shape.extents(), extents.begin());
+  const auto rank = static_cast<std::size_t>(shape.rank());
+  extents[rank - 1] = extent;
+  return Shape(std::span(extents).first(rank));
+}
+
 Tensor empty_in_layout(const Tensor& like, const Shape& shape, DType dtype) {
   const auto rank = static_cast<std::size_t>(shape.rank());
   // Axes of extent 1 have strides that mean nothing: they stay where row-major order has them.

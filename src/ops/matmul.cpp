@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/quantized_group.h"
 #include "ops/fold.h"
+#include "ops/layout.h"
 #include "ops/matmul_f32.h"
 #include "ops/sum_to.h"
 #include "qkv/autograd.h"
@@ -116,12 +117,6 @@ Tensor rows_apart(const Tensor& x) {
   return flat.stride(1) == 1 ? flat : contiguous(flat);
 }
 
-Shape linear_shape(const Tensor& x, std::int64_t outputs) {
-  std::vector<std::int64_t> extents(x.shape().extents().begin(), x.shape().extents().end());
-  extents.back() = outputs;
-  return Shape(extents);
-}
-
 // Room for the results of a linear map. Rows of many logits that will be worked on again (a loss,
 // two products of its gradient) begin at multiples of 128 bytes: an odd vocabulary would keep every
 // kernel from reading more than an element at a time.
@@ -199,7 +194,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
   check_bias("linear", bias, outputs);
   const Activation activation = options.activation;
   const Tensor rows = rows_of(x);
-  const Shape shape = linear_shape(x, outputs);
+  const Shape shape = with_last(x.shape(), outputs);
   Tensor y = empty_rows(shape, x, Tape::recording() && activation == Activation::none);
   const auto flat = [&](const Tensor& t) {
     const std::int64_t apart = t.rank() > 1 ? t.stride(-2) : outputs;
@@ -271,7 +266,7 @@ Tensor linear(const Tensor& x, const PackedWeight& weight, const Tensor& bias,
   check_bias("linear", bias, packed.outputs);
   const Tensor rows = rows_of(x);
   Tensor y =
-      Tensor::empty(linear_shape(x, packed.outputs), {dtype.value_or(x.dtype()), x.device()});
+      Tensor::empty(with_last(x.shape(), packed.outputs), {dtype.value_or(x.dtype()), x.device()});
   LinearProblem problem;
   problem.x = rows;
   problem.weight = &packed;

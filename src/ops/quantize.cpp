@@ -1,11 +1,11 @@
 #include "qkv/quantize.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "core/backend.h"
 #include "core/quantized_group.h"
 #include "ops/checks.h"
+#include "ops/layout.h"
 #include "qkv/autograd.h"
 #include "qkv/ops.h"
 
@@ -22,12 +22,6 @@ Tensor as_rows(const Tensor& x) {
     strides[4 - axis] = axis <= y.rank() ? y.stride(-axis) : 0;
   }
   return y.view(Shape(extents), strides, 0);
-}
-
-Shape with_last(const Shape& shape, std::int64_t last) {
-  std::vector<std::int64_t> extents(shape.extents().begin(), shape.extents().end());
-  extents.back() = last;
-  return Shape(extents);
 }
 
 std::int64_t check_quantized(const char* op, const Quantized& x) {
