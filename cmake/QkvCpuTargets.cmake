@@ -20,6 +20,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
     $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-fno-schedule-insns>)
   set_source_files_properties(src/cpu/bf16_neon.cpp src/cpu/bf16_neon_decode.cpp PROPERTIES
     COMPILE_OPTIONS -march=armv8.2-a+bf16)
+  set_source_files_properties(src/cpu/f16_neon_decode.cpp PROPERTIES
+    COMPILE_OPTIONS -march=armv8.2-a+fp16fml)
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")  # before 16 it knows no attribute for single functions
     set_source_files_properties(src/cpu/int8_neon.cpp src/cpu/int8_neon_decode.cpp PROPERTIES
       COMPILE_OPTIONS -march=armv8.2-a+dotprod+i8mm)

@@ -165,33 +165,47 @@ TEST(AttentionEngine, StoresScaledRowsRounded) {
   }
 }
 
-TEST(DecodeEngine, ScoresAndValues) {
-  const DecodeEngine* engine = neon_bf16_decode();
-  if (engine == nullptr) GTEST_SKIP() << "this machine has no decode engine";
-  for (std::int64_t rows = 1; rows <= DecodeEngine::kMostRows; ++rows) {
+// Of an engine whose elements are T.
+template <class T>
+void check_decode_engine(const DecodeEngine& engine) {
+  const auto bits = [](const Matrix<T>& x) {
+    return reinterpret_cast<const std::uint16_t*>(x.data.data());
+  };
+  for (std::int64_t rows = 1; rows <= DecodeEngine::kMostRows; rows += rows == 1 ? 1 : 2) {
     for (const std::int64_t keys : {1, 5, 8, 11, 64, 67, 200}) {
       for (const std::int64_t size : {1, 8, 24, 40, 61, 64, 128, 300, 512}) {
-        Matrix<bf16> x(keys, size, keys, size + 3, kNan);
+        Matrix<T> x(keys, size, keys, size + 3, kNan);
         x.data.resize(x.data.size() - 3);
-        const bool from_memory = (rows + keys + size) % 2 == 0;  // is asked for early
-        const DecodeEngine::Right right{x.data.data(), x.stride, keys, size, from_memory};
-        const std::int64_t room = round_up_to(rows, 2);
+        const bool from_memory = (rows / 2 + keys + size) % 2 == 0;  // is asked for early
+        const DecodeEngine::Right right{bits(x), x.stride, keys, size, from_memory};
 
-        const Matrix<bf16> q(rows, size, room, round_up_to(size, 8), 0);
+        const Matrix<T> q(rows, size, rows, round_up_to(size, 8), 0);
         const std::int64_t score_stride = round_up_to(keys, 8) + 4;
-        std::vector<float> scores(static_cast<std::size_t>(room * score_stride), kNan);
-        engine->scores({q.data.data(), q.stride, rows}, right, scores.data(), score_stride);
+        std::vector<float> scores(static_cast<std::size_t>(rows * score_stride), kNan);
+        engine.scores({bits(q), q.stride, rows}, right, scores.data(), score_stride);
         expect_product(q, x, true, 0, scores, score_stride);
 
-        const Matrix<bf16> p(rows, keys, room, round_up_to(keys, 8), 0);
+        const Matrix<T> p(rows, keys, rows, round_up_to(keys, 8), 0);
         const std::int64_t out_stride = round_up_to(size, 8) + 4;
-        std::vector<float> out(static_cast<std::size_t>(room * out_stride), 0.25f);
-        engine->values({p.data.data(), p.stride, rows}, right, out.data(), out_stride);
+        std::vector<float> out(static_cast<std::size_t>(rows * out_stride), 0.25f);
+        engine.values({bits(p), p.stride, rows}, right, out.data(), out_stride);
         expect_product(p, x, false, 0.25f, out, out_stride);
-        if (HasFatalFailure()) return;
+        if (::testing::Test::HasFatalFailure()) return;
       }
     }
   }
+}
+
+TEST(DecodeEngine, Bf16) {
+  const DecodeEngine* engine = neon_bf16_decode();
+  if (engine == nullptr) GTEST_SKIP() << "this machine has no decode engine for bf16";
+  check_decode_engine<bf16>(*engine);
+}
+
+TEST(DecodeEngine, F16) {
+  const DecodeEngine* engine = neon_f16_decode();
+  if (engine == nullptr) GTEST_SKIP() << "this machine has no decode engine for f16";
+  check_decode_engine<f16>(*engine);
 }
 
 }  // namespace

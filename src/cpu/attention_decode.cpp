@@ -92,10 +92,9 @@ class Decode {
   }
 
   void run() {
-    const bool native = problem_.k.dtype() == DType::bf16 && native_bf16_engine() != nullptr &&
-                        problem_.head_size <= DecodeEngine::kMostDepth &&
+    const bool narrow = problem_.head_size <= DecodeEngine::kMostDepth &&
                         problem_.value_size <= DecodeEngine::kMostDepth;
-    const DecodeEngine* engine = native ? neon_bf16_decode() : nullptr;
+    const DecodeEngine* engine = narrow ? decode_engine(problem_.k.dtype()) : nullptr;
     const auto fits = [](std::int64_t size) {
       return size <= Int8Decode::kMostDepth && size % Int8Decode::kDepthMultiple == 0;
     };

@@ -10,29 +10,22 @@
 
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
+#include "cpu/unrolled.h"
 #include "qkv/dtype.h"
-
-#define QKV_INLINE [[gnu::always_inline]] inline
 
 namespace qkv::cpu::bf16_neon {
 
 using Cell = bfloat16x8_t;
 using Sums = float32x4_t;  // [x0 y0, x0 y1, x1 y0, x1 y1]
 
-// body(0) .. body(kCount - 1) with constant indices, so that arrays of registers stay registers.
-template <int kCount, class Body>
-QKV_INLINE void unrolled(Body body) {
-  [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
-    (body(std::integral_constant<int, i>()), ...);
-  }
-  (std::make_integer_sequence<int, kCount>());
-}
-
 QKV_INLINE Cell zero() { return vreinterpretq_bf16_u16(vdupq_n_u16(0)); }
-QKV_INLINE Cell load(const bf16* x) { return vreinterpretq_bf16_u16(vld1q_u16(&x->bits)); }
-QKV_INLINE void store(bf16* x, Cell cell) { vst1q_u16(&x->bits, vreinterpretq_u16_bf16(cell)); }
+QKV_INLINE Cell load(const std::uint16_t* bits) { return vreinterpretq_bf16_u16(vld1q_u16(bits)); }
+QKV_INLINE Cell load(const bf16* x) { return load(&x->bits); }
+QKV_INLINE void store(std::uint16_t* bits, Cell cell) {
+  vst1q_u16(bits, vreinterpretq_u16_bf16(cell));
+}
+QKV_INLINE void store(bf16* x, Cell cell) { store(&x->bits, cell); }
 
 // Four elements, twice.
 QKV_INLINE Cell load_twice(const bf16* x) {
@@ -94,7 +87,8 @@ QKV_INLINE void put_block(float* c, std::int64_t stride, const Sums (&sum)[kPair
 }
 
 // Rows x0 and x1 of `depth` (a multiple of 8) as cells, `step` elements from one to the next.
-QKV_INLINE void pack_pair(const bf16* x0, const bf16* x1, std::int64_t depth, bf16* cells,
+template <class Element>
+QKV_INLINE void pack_pair(const Element* x0, const Element* x1, std::int64_t depth, Element* cells,
                           std::int64_t step) {
   for (std::int64_t k = 0; k < depth; k += 8, cells += 2 * step) {
     const Cell r0 = load(x0 + k), r1 = load(x1 + k);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <numbers>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "core/dispatch.h"
@@ -47,8 +48,10 @@ class DecodeChunks {
         query_rows_(static_cast<std::size_t>(sequence_.q_rows)) {
     std::iota(query_rows_.begin(), query_rows_.end(), 0);
     if (job.engine != nullptr) {
-      narrow_queries_ = load_queries<bf16>();
-      if (even_rows_ != rows_) std::fill_n(narrow_.get() + rows_ * kStride, kStride, bf16());
+      narrow_queries_ = load_queries<std::uint16_t>();
+      if (even_rows_ != rows_) {
+        std::fill_n(narrow_.get() + rows_ * kStride, kStride, std::uint16_t{0});
+      }
     } else {
       queries_ = load_queries<float>();
       queries_finite_ = all_finite(queries_.get(), rows_ * q_stride_);
@@ -114,10 +117,10 @@ class DecodeChunks {
     const Rows keys = key_rows(problem_, problem_.k, run_of_keys(), room);
     const std::int64_t size = problem_.head_size;
     if (job_.engine != nullptr) {
-      job_.engine->scores(
-          {narrow_queries_.get(), q_stride_, rows_ == 1 ? 1 : even_rows_},
-          {reinterpret_cast<const bf16*>(keys.data), keys.stride, keys_, size, job_.from_memory},
-          scores_.get(), kStride);
+      job_.engine->scores({narrow_queries_.get(), q_stride_, rows_ == 1 ? 1 : even_rows_},
+                          {reinterpret_cast<const std::uint16_t*>(keys.data), keys.stride, keys_,
+                           size, job_.from_memory},
+                          scores_.get(), kStride);
       return;
     }
     if (job_.bytes != nullptr && queries_finite_) {
@@ -188,29 +191,29 @@ class DecodeChunks {
       part = {};
       scorer.set_block(head(g), query_rows_.data());  // starts the largest score anew
       scorer.finish_row(i, row, hidden || columns_ != keys_, job_.collect);
-      if (job_.engine != nullptr) {
-        job_.collect ? weigh_row<true, true>(r, scorer.unit(), part)
-                     : weigh_row<true, false>(r, scorer.unit(), part);
-      } else {
-        job_.collect ? weigh_row<false, true>(r, scorer.unit(), part)
-                     : weigh_row<false, false>(r, scorer.unit(), part);
-      }
+      const DType narrow = job_.engine == nullptr ? DType::f32 : job_.engine->dtype;
+      dispatch_float(narrow, [&]<class Narrow>() {
+        job_.collect ? weigh_row<Narrow, true>(r, scorer.unit(), part)
+                     : weigh_row<Narrow, false>(r, scorer.unit(), part);
+      });
       part.sums.max_logit =
           scorer.is_plain() ? largest_score(part.maximum, part.total) : scorer.max_logit();
       if (result_.weights != nullptr) std::copy_n(row, columns_, result_.weights + r * kStride);
     }
   }
 
-  // Row r = 2^((s - maximum) unit log2 e), as bf16 too for an engine; the sums of it, and the
+  // Row r = 2^((s - maximum) unit log2 e), for an engine as Narrow too; the sums of it, and the
   // moments of the scores.
-  template <bool kNarrow, bool kCollect>
+  template <class Narrow, bool kCollect>
   void weigh_row(std::int64_t r, float unit, RowPart& part) {
+    constexpr bool kNarrow = !std::is_same_v<Narrow, float>;
     constexpr int kAtOnce = HWY_TARGET == HWY_NEON ? 8 : 4;
     constexpr int kTogether = std::min<int>(kAtOnce, kColumnsTogether / hn::MaxLanes(D()));
     const D d;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
     float* row = scores_.get() + r * kStride;
-    [[maybe_unused]] bf16* narrow = narrow_.get() + r * kStride;
+    [[maybe_unused]] auto* narrow = reinterpret_cast<Narrow*>(narrow_.get() + r * kStride);
+    [[maybe_unused]] const V one = hn::Set(d, kNarrow ? job_.engine->weight_unit : 1.0f);
     const float maximum = largest_of(row);
     if (kCollect) {
       part.top = first_ + (std::find(row, row + keys_, maximum) - row);
@@ -233,9 +236,16 @@ class DecodeChunks {
         if constexpr (!kCollect) continue;
         weighted = hn::MulAdd(p[i], max_keeping_nan(hn::Set(d, -200.0f), exponent[i]), weighted);
       }
-      if constexpr (!kNarrow) continue;
-      HWY_UNROLL(4)
-      for (int i = 0; i < kTogether; i += 2) store_narrow(p[i], p[i + 1], narrow + j + i * lanes);
+      if constexpr (kNarrow) {
+        HWY_UNROLL(4)
+        for (int i = 0; i < kTogether; i += 2) {
+          if constexpr (std::is_same_v<Narrow, f16>) {
+            p[i] = hn::Mul(p[i], one);
+            p[i + 1] = hn::Mul(p[i + 1], one);
+          }
+          store_narrow(p[i], p[i + 1], narrow + j + i * lanes);
+        }
+      }
     }
     part.maximum = maximum * unit;
     part.total = hn::GetLane(hn::SumOfLanes(d, total));
@@ -311,7 +321,7 @@ class DecodeChunks {
       with_rows(rows_, [&](auto rows) {
         sum_values<decltype(rows)::value, T>(scores_.get() + j, kStride, values.from(j),
                                              std::min(kKeysInCache, keys_ - j), size,
-                                             result_.values, j > 0);
+                                             result_.values, j > 0, job_.from_memory);
       });
     }
     return all_finite(result_.values, rows_ * size);
@@ -340,12 +350,14 @@ class DecodeChunks {
     const std::int64_t size = problem_.value_size, stride = round_up(size, 16);
     const Scratch<float> sums(even_rows_ * stride);
     std::fill_n(sums.get(), even_rows_ * stride, 0.0f);
-    job_.engine->values(
-        {narrow_.get(), kStride, rows_ == 1 ? 1 : even_rows_},
-        {reinterpret_cast<const bf16*>(values.data), values.stride, keys_, size, job_.from_memory},
-        sums.get(), stride);
+    job_.engine->values({narrow_.get(), kStride, rows_ == 1 ? 1 : even_rows_},
+                        {reinterpret_cast<const std::uint16_t*>(values.data), values.stride, keys_,
+                         size, job_.from_memory},
+                        sums.get(), stride);
+    const float unit = 1 / job_.engine->weight_unit;
     for (std::int64_t r = 0; r < rows_; ++r) {
-      std::copy_n(sums.get() + r * stride, size, result_.values + r * size);
+      const float* sum = sums.get() + r * stride;
+      for (std::int64_t c = 0; c < size; ++c) result_.values[r * size + c] = sum[c] * unit;
     }
   }
 
@@ -353,8 +365,8 @@ class DecodeChunks {
   const AttentionProblem& problem_;
   const AttentionSequence& sequence_;
   std::int64_t rows_, even_rows_, q_stride_;
-  Scratch<float> scores_, queries_;  // queries of one of two kinds
-  Scratch<bf16> narrow_, narrow_queries_;
+  Scratch<float> scores_, queries_;                 // queries of one of two kinds
+  Scratch<std::uint16_t> narrow_, narrow_queries_;  // bits of the engine's dtype
   bool queries_finite_ = false;
   std::vector<std::int64_t> query_rows_;
   std::vector<std::unique_ptr<HeadScorer>> heads_;

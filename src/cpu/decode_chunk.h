@@ -49,7 +49,7 @@ struct DecodeResult {
 // after the other: what is asked for ahead of one is then what the next reads.
 struct DecodeJob {
   const AttentionProblem& problem;
-  const DecodeEngine* engine;  // for bf16, or null
+  const DecodeEngine* engine;  // for bf16 or f16, or null
   const Int8Decode* bytes;     // for int8, or null
   bool collect;                // statistics
   bool from_memory;            // keys and values are more than caches hold

@@ -153,14 +153,14 @@ inline constexpr std::int64_t kKeysInCache = 16;
 
 // As sum_values, for a multiple of four keys: four weights of a row are one vector, whose lanes
 // multiply. Returns the columns it did, all but those that fill no block of kVectors.
-template <int kRows, class T>
+template <int kRows, class T, Ask kAsk>
 std::int64_t sum_values_by_lanes(const float* p, std::int64_t stride, const Rows& values,
                                  std::int64_t count, std::int64_t size, float* sums, bool add) {
   constexpr int kVectors = kRows <= 2 ? 8 : 4;
   constexpr int kLines = std::max<int>(1, 4 * (4 * kVectors * sizeof(T)) / 64);  // of four rows
   constexpr std::int64_t kSize = sizeof(T);
   const auto* value = reinterpret_cast<const T*>(values.data);
-  RowsAhead<> next(value + count * values.stride, values.stride * kSize, size * kSize);
+  RowsAhead<kAsk> next(value + count * values.stride, values.stride * kSize, size * kSize);
   std::int64_t c = 0;
   for (; c + 4 * kVectors <= size; c += 4 * kVectors) {
     float32x4_t sum[kRows][kVectors];
@@ -172,7 +172,7 @@ std::int64_t sum_values_by_lanes(const float* p, std::int64_t stride, const Rows
     });
     const T* row = value + c;
     for (std::int64_t j = 0; j < count; j += 4) {
-      next.ask<kLines>();
+      next.template ask<kLines>();
       float32x4_t weight[kRows];
       unrolled<kRows>([&](auto i) HWY_ATTR { weight[i] = vld1q_f32(p + i * stride + j); });
       unrolled<4>([&](auto lane) HWY_ATTR {
@@ -193,10 +193,11 @@ std::int64_t sum_values_by_lanes(const float* p, std::int64_t stride, const Rows
 
 #endif
 
-// sums[i][..] (+)= sum over j of p[i][j] v[j][..], a few vectors of columns at a time.
+// sums[i][..] (+)= sum over j of p[i][j] v[j][..], a few vectors of columns at a time. From memory,
+// rows that are few wait for it, and what they wait for is asked for early.
 template <int kRows, class T>
 void sum_values(const float* p, std::int64_t stride, const Rows& values, std::int64_t count,
-                std::int64_t size, float* sums, bool add) {
+                std::int64_t size, float* sums, bool add, [[maybe_unused]] bool from_memory) {
   const hn::ScalableTag<float> d;
   using V = hn::Vec<decltype(d)>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -206,7 +207,10 @@ void sum_values(const float* p, std::int64_t stride, const Rows& values, std::in
 #if HWY_TARGET == HWY_NEON
   if constexpr (kRows <= 4) {
     if (count % 4 == 0) {
-      c = sum_values_by_lanes<kRows, T>(p, stride, values, count, size, sums, add);
+      constexpr Ask kEarly = kRows <= 2 ? Ask::far : Ask::near;
+      const auto by_lanes = from_memory ? sum_values_by_lanes<kRows, T, kEarly>
+                                        : sum_values_by_lanes<kRows, T, Ask::near>;
+      c = by_lanes(p, stride, values, count, size, sums, add);
     }
   }
 #endif

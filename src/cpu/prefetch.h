@@ -17,10 +17,15 @@ inline void prefetch_later(const void* from, std::int64_t begin, std::int64_t en
 }
 
 // Rows that are read next, asked for line by line in the order in which they lie, some with each
-// step of the work on those before. Column by column a decode took half as long again. Rows that
-// come from memory are asked for kLater rows earlier too, towards the second-level cache: the first
-// cannot wait for as many lines as memory takes to answer.
-template <std::int64_t kLater = 0>
+// step of the work on those before. Column by column a decode took half as long again.
+//
+// Rows that come from memory are asked for kFarRows earlier, towards the second-level cache: the
+// first cannot wait for as many lines as memory takes to answer. It is asked for them as well
+// (`both`) where there is enough work on a row; where there is little, that only keeps it busy.
+enum class Ask : std::uint8_t { near, both, far };
+inline constexpr std::int64_t kFarRows = 64;
+
+template <Ask kAsk = Ask::near>
 class RowsAhead {
  public:
   // Rows of `width` bytes, `stride` bytes apart.
@@ -30,8 +35,8 @@ class RowsAhead {
   template <int kLines>
   [[gnu::always_inline]] void ask() {
     for (int i = 0; i < kLines; ++i) {
-      __builtin_prefetch(row_ + at_);
-      if constexpr (kLater > 0) __builtin_prefetch(row_ + at_ + kLater * stride_, 0, 2);
+      if constexpr (kAsk != Ask::far) __builtin_prefetch(row_ + at_);
+      if constexpr (kAsk != Ask::near) __builtin_prefetch(row_ + at_ + kFarRows * stride_, 0, 2);
       at_ += 64;
       const bool ends = at_ >= width_;
       row_ += ends ? stride_ : 0;

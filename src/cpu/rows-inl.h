@@ -92,17 +92,18 @@ inline void load_rows(const Rows& from, std::int64_t rows, std::int64_t columns,
   }
 }
 
-// The same bits: bf16 rows to contiguous bf16 rows.
-inline void load_rows(const Rows& from, std::int64_t rows, std::int64_t columns, bf16* to,
-                      std::int64_t to_stride) {
+// The same bits: rows of bf16 or f16 to contiguous rows of them, or of their bits.
+template <class T>
+requires(sizeof(T) == 2) void load_rows(const Rows& from, std::int64_t rows, std::int64_t columns,
+                                        T* to, std::int64_t to_stride) {
   for (std::int64_t r = 0; r < rows; ++r, to += to_stride) {
-    const auto* row = reinterpret_cast<const bf16*>(from.row(r));
+    const auto* row = reinterpret_cast<const T*>(from.row(r));
     if (from.step == 1) {
-      std::memcpy(to, row, static_cast<std::size_t>(columns) * sizeof(bf16));
+      std::memcpy(to, row, static_cast<std::size_t>(columns) * sizeof(T));
     } else {
       for (std::int64_t i = 0; i < columns; ++i) to[i] = row[i * from.step];
     }
-    std::fill(to + columns, to + to_stride, bf16());
+    std::fill(to + columns, to + to_stride, T());
   }
 }
 
@@ -140,8 +141,26 @@ HWY_INLINE void store_narrow(V low, V high, bf16* to) {
 #endif
 }
 
+// The same as f16, to nearest even.
+template <class V>
+HWY_INLINE void store_narrow(V low, V high, f16* to) {
+  const hn::ScalableTag<float> d;
+  const std::size_t lanes = hn::Lanes(d);
+  if constexpr (kHalfByInstruction) {
+    const hn::Rebind<hwy::float16_t, decltype(d)> half;
+    auto* halves = reinterpret_cast<hwy::float16_t*>(to);
+    hn::StoreU(hn::DemoteTo(half, low), half, halves);
+    hn::StoreU(hn::DemoteTo(half, high), half, halves + lanes);
+  } else {
+    HWY_ALIGN float wide[2 * hn::MaxLanes(d)];
+    hn::Store(low, d, wide);
+    hn::Store(high, d, wide + lanes);
+    for (std::size_t i = 0; i < 2 * lanes; ++i) to[i] = f16(wide[i]);
+  }
+}
+
 #if HWY_TARGET == HWY_NEON
-// One vector, the same.
+// One vector as bf16.
 template <class V>
 HWY_INLINE void store_narrow(V x, bf16* to) {
   const uint32x4_t half = vdupq_n_u32(0x8000u);

@@ -12,16 +12,19 @@
 namespace qkv {
 namespace {
 
+const cpu::AttentionEngine* no_engine() { return nullptr; }
+const cpu::Int8Engine* no_int8() { return nullptr; }
+const cpu::DecodeEngine* no_decode() { return nullptr; }
+
 struct CpuTarget {
   const char* name;
   std::int64_t highway;
   const cpu::AttentionEngine* (*bf16)();  // null result: the machine cannot run it
   bool needs_bf16;
-  const cpu::Int8Engine* (*int8)();  // null result: the portable one
+  const cpu::Int8Engine* (*int8)();                       // null result: the portable one
+  const cpu::DecodeEngine* (*bf16_decode)() = no_decode;  // null results: computed in f32
+  const cpu::DecodeEngine* (*f16_decode)() = no_decode;
 };
-
-const cpu::AttentionEngine* no_engine() { return nullptr; }
-const cpu::Int8Engine* no_int8() { return nullptr; }
 
 // Best first.
 constexpr CpuTarget kTargets[] = {
@@ -32,8 +35,9 @@ constexpr CpuTarget kTargets[] = {
     {"avx2", HWY_AVX2, no_engine, false, no_int8},
     {"sse4", HWY_SSE4, no_engine, false, no_int8},
 #elif HWY_ARCH_ARM
-    {"neon_bf16", HWY_NEON, cpu::neon_bf16_engine, true, cpu::neon_i8mm_engine},
-    {"neon", HWY_NEON, no_engine, false, cpu::neon_dot_engine},
+    {"neon_bf16", HWY_NEON, cpu::neon_bf16_engine, true, cpu::neon_i8mm_engine,
+     cpu::neon_bf16_decode, cpu::neon_f16_decode},
+    {"neon", HWY_NEON, no_engine, false, cpu::neon_dot_engine, no_decode, cpu::neon_f16_decode},
 #endif
     // What every machine of the architecture has: SSE2, NEON.
     {"baseline", HWY_STATIC_TARGET, no_engine, false, no_int8},
@@ -96,6 +100,11 @@ void set_cpu_target(const std::string& name) { select(name); }
 namespace cpu {
 
 const AttentionEngine* native_bf16_engine() { return in_use().bf16(); }
+
+const DecodeEngine* decode_engine(DType dtype) {
+  if (dtype == DType::bf16) return in_use().bf16_decode();
+  return dtype == DType::f16 ? in_use().f16_decode() : nullptr;
+}
 
 const Int8Engine& int8_engine() {
   const Int8Engine* engine = in_use().int8();
