@@ -78,6 +78,20 @@ TEST(Int8Attention, IsThatOfTheNumbersTheBytesStandFor) {
   });
 }
 
+// So many keys and heads that the keys of a chunk, which are products' depth, are as many as can
+// be.
+TEST(Int8Attention, ReadsALongCache) {
+  on_every_target([] {
+    for (const std::int64_t heads : {8, 16, 32}) {
+      for (const std::int64_t length : {2100, 4096, 4113}) {
+        const Case c(heads, 8, 1, length, 16);
+        EXPECT_LT(largest_difference(c.attend(), c.attend_wide()), 2e-6)
+            << heads << " heads, " << length << " keys";
+      }
+    }
+  });
+}
+
 // Rounding errors of keys and values together: an int8 element is off by at most 1/254 of the
 // largest of its row, and the weighted mean of many is off by less than that of one.
 TEST(Int8Attention, IsNearThatOfTheKeysThemselves) {

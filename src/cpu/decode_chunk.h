@@ -16,6 +16,7 @@ namespace qkv::cpu {
 // find a chunk for each. Neither threads nor the rest of a batch count, so that no bit depends on
 // them.
 inline constexpr std::int64_t kFewestChunkKeys = 256, kMostChunkKeys = 1024;
+static_assert(kMostChunkKeys <= Int8Decode::kMostDepth);
 inline std::int64_t chunk_keys(const AttentionProblem& problem, const AttentionSequence& s) {
   constexpr std::int64_t kEnough = 32;  // chunks of a sequence
   const std::int64_t keys = problem.key_heads * s.k_visible / kEnough;

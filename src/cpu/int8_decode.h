@@ -7,7 +7,7 @@
 namespace qkv::cpu {
 
 struct Int8Decode {
-  static constexpr std::int64_t kMostDepth = 512;     // head size, and keys of one call
+  static constexpr std::int64_t kMostDepth = 1024;    // head size, and keys of one call
   static constexpr std::int64_t kDepthMultiple = 16;  // head size, of keys and of values
 
   // Rows of f32, all finite, 0 from their end to a multiple of 16.
