@@ -140,7 +140,8 @@ class DecodeChunks {
   }
 
   Int8Decode::Right bytes_of(const Rows& rows, std::int64_t size) const {
-    return {reinterpret_cast<const std::int8_t*>(rows.data), rows.stride, keys_, size};
+    return {reinterpret_cast<const std::int8_t*>(rows.data), rows.stride, keys_, size,
+            job_.from_memory};
   }
 
   // Columns of the scores, or of the weights, by the scales of i8 keys or values. A weight of 0
@@ -148,8 +149,10 @@ class DecodeChunks {
   void scale_columns(const Tensor& scale, bool keep_zero) {
     const float* from = scale.data<float>() + sequence_.k_batch * scale.stride(0) +
                         job_.key_head * scale.stride(1) + first_ * scale.stride(2);
-    alignas(64) float factor[kStride] = {};
-    for (std::int64_t j = 0; j < keys_; ++j) factor[j] = from[j * scale.stride(2)];
+    alignas(64) float factor[kStride];
+    const std::int64_t step = scale.stride(2);
+    for (std::int64_t j = 0; j < keys_; ++j) factor[j] = from[j * step];
+    std::fill(factor + keys_, factor + columns_, 0.0f);
     const D d;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
     for (std::int64_t r = 0; r < rows_; ++r) {

@@ -18,6 +18,7 @@ struct Int8Decode {
   struct Right {
     const std::int8_t* data;
     std::int64_t stride, rows, columns;  // keys by head size
+    bool from_memory = false;            // more of them than caches hold: asked for early
   };
 
   // c [rows, keys] = q k^T, and c [rows, columns] = p v. Scales of the right side are the caller's.

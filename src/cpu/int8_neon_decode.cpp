@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "cpu/arm_int8.h"
+#include "cpu/prefetch.h"
 
 namespace qkv::cpu {
 namespace {
@@ -15,6 +16,8 @@ using Left = Int8Decode::Left;
 using Right = Int8Decode::Right;
 
 constexpr std::int64_t kKeys = 4;  // at once: what SDOT sums over, or as many sums of a vector
+constexpr std::int64_t kRowsAhead = 16;     // of keys, which are asked for while others are read
+constexpr std::int64_t kKeysInCache = 128;  // of values: rows walked column by column
 // Of a row in units of its scale: digits fit.
 template <int kDigits>
 constexpr float kLargest = kDigits == 3 ? 1 << 22 : 1 << 14;
@@ -56,11 +59,13 @@ inline float32x4_t joined(const int32x4_t (&sum)[kDigits]) {
 }
 
 // kRows rows against four keys.
-template <int kDigits, int kRows>
+template <int kDigits, int kRows, Ask kAsk>
 QKV_DOT void score_keys(const Digits<kDigits>* q, const std::int8_t* keys, std::int64_t stride,
                         std::int64_t depth, float* c, std::int64_t c_stride) {
   int32x4_t sum[kRows][kDigits][kKeys] = {};
+  RowsAhead<kAsk> next(keys + kRowsAhead * stride, stride, depth);
   for (std::int64_t k = 0; k < depth; k += 16) {
+    next.template ask<1>();
     int8x16_t key[kKeys];
 #pragma GCC unroll 4
     for (int j = 0; j < kKeys; ++j) key[j] = vld1q_s8(keys + j * stride + k);
@@ -88,13 +93,16 @@ QKV_DOT void score_keys(const Digits<kDigits>* q, const std::int8_t* keys, std::
 
 template <int kDigits>
 QKV_DOT void scores(const Left& q, const Right& keys, float* c, std::int64_t c_stride) {
+  constexpr decltype(&score_keys<kDigits, 1, Ask::near>) kRuns[2][2] = {
+      {score_keys<kDigits, 1, Ask::near>, score_keys<kDigits, 1, Ask::far>},
+      {score_keys<kDigits, 2, Ask::near>, score_keys<kDigits, 2, Ask::both>}};
   Digits<kDigits> digits[2];
   for (std::int64_t i = 0; i < q.rows; i += 2) {
     const std::int64_t rows = std::min<std::int64_t>(2, q.rows - i);
     for (std::int64_t r = 0; r < rows; ++r) {
       digits[r].set(q.data + (i + r) * q.stride, keys.columns);
     }
-    const auto run = rows == 2 ? score_keys<kDigits, 2> : score_keys<kDigits, 1>;
+    const auto run = kRuns[rows - 1][keys.from_memory];
     std::int64_t j = 0;
     for (; j + kKeys <= keys.rows; j += kKeys) {
       run(digits, keys.data + j * keys.stride, keys.stride, keys.columns, c + i * c_stride + j,
@@ -127,51 +135,85 @@ inline void zip_rows(int8x16_t (&x)[kKeys]) {
   x[3] = vreinterpretq_s8_s16(vzip2q_s16(high01, high23));
 }
 
-// kRows rows of weights by sixteen columns of the values. Keys that are not there have weights of 0
-// and are read as the last.
-template <int kDigits, int kRows>
-QKV_DOT void sum_values(const Digits<kDigits>* p, const Right& x, std::int64_t column, float* c,
-                        std::int64_t c_stride) {
+// Keys first .. first + count - 1 of the values, columns from `column` on.
+struct Block {
+  const Right& x;
+  std::int64_t first, count, column;
+
+  // Where the row of key `first + k` is; of a key that is not there, the last's.
+  const std::int8_t* row(std::int64_t k) const {
+    return x.data + (first + std::min(k, count - 1)) * x.stride + column;
+  }
+};
+
+// Calls run(block, next) for every kColumns columns of as many keys as a cache holds, one after the
+// other; `next` asks for the keys that follow them, a line with each 64 bytes that are read.
+template <Ask kAsk, int kColumns, class Run>
+[[gnu::always_inline]] inline void for_each_block(const Right& x, Run run) {
+  for (std::int64_t first = 0; first < x.rows; first += kKeysInCache) {
+    const std::int64_t count = std::min(kKeysInCache, x.rows - first);
+    RowsAhead<kAsk> next(x.data + (first + count) * x.stride, x.stride, x.columns);
+    for (std::int64_t j = 0; j < x.columns; j += kColumns) run(Block{x, first, count, j}, next);
+  }
+}
+
+// kRows rows of weights by sixteen columns of the values. Keys that are not there have weights of
+// 0.
+template <int kDigits, int kRows, Ask kAsk>
+QKV_DOT void sum_values(const Digits<kDigits>* p, const Block& block, RowsAhead<kAsk>& next,
+                        float* c, std::int64_t c_stride) {
   int32x4_t sum[kRows][4][kDigits] = {};
-  const std::int8_t* values = x.data + column;
-  for (std::int64_t k = 0; k < x.rows; k += kKeys) {
+  RowsAhead<kAsk> ahead = next;  // in registers
+  const std::int64_t stride = block.x.stride, count = block.count, first = block.first;
+  const std::int8_t* row = block.row(0);
+  for (std::int64_t k = 0; k < count; k += kKeys, row += kKeys * stride) {
+    ahead.template ask<1>();
     int8x16_t y[kKeys];
+    const std::int64_t last = count - 1 - k;
 #pragma GCC unroll 4
-    for (std::int64_t j = 0; j < kKeys; ++j) {
-      y[j] = vld1q_s8(values + std::min(k + j, x.rows - 1) * x.stride);
-    }
+    for (std::int64_t j = 0; j < kKeys; ++j) y[j] = vld1q_s8(row + std::min(j, last) * stride);
     zip_rows(y);
 #pragma GCC unroll 2
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 3
       for (int t = 0; t < kDigits; ++t) {
         const int8x16_t w = vreinterpretq_s8_s32(
-            vld1q_dup_s32(reinterpret_cast<const std::int32_t*>(p[i].of[t] + k)));
+            vld1q_dup_s32(reinterpret_cast<const std::int32_t*>(p[i].of[t] + first + k)));
 #pragma GCC unroll 4
         for (int v = 0; v < 4; ++v) sum[i][v][t] = vdotq_s32(sum[i][v][t], y[v], w);
       }
     }
   }
+  next = ahead;
 #pragma GCC unroll 2
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
     for (int v = 0; v < 4; ++v) {
-      vst1q_f32(c + i * c_stride + 4 * v, vmulq_n_f32(joined(sum[i][v]), p[i].scale));
+      float* to = c + i * c_stride + block.column + 4 * v;
+      const float32x4_t before = first == 0 ? vdupq_n_f32(0) : vld1q_f32(to);
+      vst1q_f32(to, vfmaq_n_f32(before, joined(sum[i][v]), p[i].scale));
     }
   }
 }
 
+template <int kDigits, int kRows, Ask kAsk>
+QKV_DOT void sum_rows(const Digits<kDigits>* p, const Right& x, float* c, std::int64_t c_stride) {
+  for_each_block<kAsk, 16>(x, [&](const Block& block, RowsAhead<kAsk>& next) {
+    sum_values<kDigits, kRows>(p, block, next, c, c_stride);
+  });
+}
+
 template <int kDigits>
 QKV_DOT void values(const Left& p, const Right& x, float* c, std::int64_t c_stride) {
+  constexpr decltype(&sum_rows<kDigits, 1, Ask::near>) kRuns[2][2] = {
+      {sum_rows<kDigits, 1, Ask::near>, sum_rows<kDigits, 1, Ask::far>},
+      {sum_rows<kDigits, 2, Ask::near>, sum_rows<kDigits, 2, Ask::both>}};
   Digits<kDigits> digits[2];
   for (std::int64_t i = 0; i < p.rows; i += 2) {
     const std::int64_t rows = std::min<std::int64_t>(2, p.rows - i);
     for (std::int64_t r = 0; r < rows; ++r)
       digits[r].set(p.data + (i + r) * p.stride, (x.rows + 15) / 16 * 16);
-    const auto run = rows == 2 ? sum_values<kDigits, 2> : sum_values<kDigits, 1>;
-    for (std::int64_t j = 0; j < x.columns; j += 16) {
-      run(digits, x, j, c + i * c_stride + j, c_stride);
-    }
+    kRuns[rows - 1][x.from_memory](digits, x, c + i * c_stride, c_stride);
   }
 }
 
@@ -202,22 +244,27 @@ struct PairOfRows {
     }
   }
 
-  // Two columns of the two rows of c; `both` rows are there.
-  void put(const int32x4_t (&sum)[kDigits], bool both, float* c, std::int64_t c_stride) const {
+  // Two columns of the two rows of c, written or added to; `both` rows are there.
+  void put(const int32x4_t (&sum)[kDigits], bool both, bool add, float* c,
+           std::int64_t c_stride) const {
     const float32x4_t scales = vcombine_f32(vdup_n_f32(scale[0]), vdup_n_f32(scale[1]));
     const float32x4_t x = vmulq_f32(joined(sum), scales);
-    vst1_f32(c, vget_low_f32(x));
-    if (both) vst1_f32(c + c_stride, vget_high_f32(x));
+    const float32x2_t zero = vdup_n_f32(0);
+    vst1_f32(c, vadd_f32(add ? vld1_f32(c) : zero, vget_low_f32(x)));
+    c += c_stride;
+    if (both) vst1_f32(c, vadd_f32(add ? vld1_f32(c) : zero, vget_high_f32(x)));
   }
 };
 
 // kPairs pairs of rows against eight keys.
-template <int kDigits, int kPairs>
+template <int kDigits, int kPairs, Ask kAsk>
 QKV_I8MM void score_pairs(const PairOfRows<kDigits>* q, const std::int8_t* keys,
                           std::int64_t stride, std::int64_t depth, std::int64_t rows, float* c,
                           std::int64_t c_stride) {
   int32x4_t sum[kPairs][4][kDigits] = {};
+  RowsAhead<kAsk> next(keys + kRowsAhead * stride, stride, depth);
   for (std::int64_t k = 0; k < depth; k += 2 * kStep) {
+    next.template ask<2>();
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       const int64x2_t x0 = vreinterpretq_s64_s8(vld1q_s8(keys + 2 * j * stride + k));
@@ -237,7 +284,7 @@ QKV_I8MM void score_pairs(const PairOfRows<kDigits>* q, const std::int8_t* keys,
   }
   for (int i = 0; i < kPairs; ++i) {
     for (int j = 0; j < 4; ++j) {
-      q[i].put(sum[i][j], 2 * i + 1 < rows, c + 2 * i * c_stride + 2 * j, c_stride);
+      q[i].put(sum[i][j], 2 * i + 1 < rows, false, c + 2 * i * c_stride + 2 * j, c_stride);
     }
   }
 }
@@ -245,11 +292,14 @@ QKV_I8MM void score_pairs(const PairOfRows<kDigits>* q, const std::int8_t* keys,
 template <int kDigits>
 QKV_I8MM void scores_of_pairs(const Left& q, const Right& keys, float* c, std::int64_t c_stride) {
   if (q.rows == 1) return scores<kDigits>(q, keys, c, c_stride);
+  constexpr decltype(&score_pairs<kDigits, 1, Ask::near>) kRuns[2][2] = {
+      {score_pairs<kDigits, 1, Ask::near>, score_pairs<kDigits, 1, Ask::both>},
+      {score_pairs<kDigits, 2, Ask::near>, score_pairs<kDigits, 2, Ask::both>}};
   PairOfRows<kDigits> pairs[2];
   for (std::int64_t i = 0; i < q.rows; i += 4) {
     const std::int64_t rows = std::min<std::int64_t>(4, q.rows - i);
     for (std::int64_t r = 0; r < rows; r += 2) pairs[r / 2].set(q, i + r, keys.columns);
-    const auto run = rows > 2 ? score_pairs<kDigits, 2> : score_pairs<kDigits, 1>;
+    const auto run = kRuns[rows > 2][keys.from_memory];
     std::int64_t j = 0;
     for (; j + kStep <= keys.rows; j += kStep) {
       run(pairs, keys.data + j * keys.stride, keys.stride, keys.columns, rows, c + i * c_stride + j,
@@ -284,24 +334,26 @@ inline void zip_cells(const int8x16_t (&x)[kStep], int8x16_t (&cell)[4]) {
 }
 
 // kPairs pairs of rows of weights by eight columns of the values. Keys that are not there have
-// weights of 0 and are read as the last.
-template <int kDigits, int kPairs>
-QKV_I8MM void sum_pairs(const PairOfRows<kDigits>* p, const Right& x, std::int64_t column,
+// weights of 0.
+template <int kDigits, int kPairs, Ask kAsk>
+QKV_I8MM void sum_pairs(const PairOfRows<kDigits>* p, const Block& block, RowsAhead<kAsk>& next,
                         std::int64_t rows, float* c, std::int64_t c_stride) {
   int32x4_t sum[kPairs][4][kDigits] = {};
-  const std::int8_t* values = x.data + column;
-  for (std::int64_t k = 0; k < x.rows; k += kStep) {
+  RowsAhead<kAsk> ahead = next;  // in registers
+  const std::int64_t stride = block.x.stride, count = block.count, first = block.first;
+  const std::int8_t* row = block.row(0);
+  for (std::int64_t k = 0; k < count; k += kStep, row += kStep * stride) {
+    ahead.template ask<1>();
     int8x16_t y[kStep], cell[4];
-    if (k + kStep <= x.rows) {
+    if (k + kStep <= count) {
 #pragma GCC unroll 8
       for (int j = 0; j < kStep; ++j) {
-        y[j] = vcombine_s8(vld1_s8(values + (k + j) * x.stride), vdup_n_s8(0));
+        y[j] = vcombine_s8(vld1_s8(row + j * stride), vdup_n_s8(0));
       }
     } else {
 #pragma GCC unroll 8
       for (int j = 0; j < kStep; ++j) {
-        const std::int64_t row = std::min(k + j, x.rows - 1);
-        y[j] = vcombine_s8(vld1_s8(values + row * x.stride), vdup_n_s8(0));
+        y[j] = vcombine_s8(vld1_s8(block.row(k + j)), vdup_n_s8(0));
       }
     }
     zip_cells(y, cell);
@@ -309,32 +361,42 @@ QKV_I8MM void sum_pairs(const PairOfRows<kDigits>* p, const Right& x, std::int64
     for (int i = 0; i < kPairs; ++i) {
 #pragma GCC unroll 3
       for (int t = 0; t < kDigits; ++t) {
-        const int8x16_t w = vld1q_s8(p[i].of[t] + 2 * k);
+        const int8x16_t w = vld1q_s8(p[i].of[t] + 2 * (first + k));
 #pragma GCC unroll 4
         for (int v = 0; v < 4; ++v) sum[i][v][t] = vmmlaq_s32(sum[i][v][t], w, cell[v]);
       }
     }
   }
+  next = ahead;
   for (int i = 0; i < kPairs; ++i) {
     for (int v = 0; v < 4; ++v) {
-      p[i].put(sum[i][v], 2 * i + 1 < rows, c + 2 * i * c_stride + 2 * v, c_stride);
+      p[i].put(sum[i][v], 2 * i + 1 < rows, first > 0, c + 2 * i * c_stride + block.column + 2 * v,
+               c_stride);
     }
   }
+}
+
+template <int kDigits, int kPairs, Ask kAsk>
+QKV_I8MM void sum_all_pairs(const PairOfRows<kDigits>* p, const Right& x, std::int64_t rows,
+                            float* c, std::int64_t c_stride) {
+  for_each_block<kAsk, 8>(x, [&](const Block& block, RowsAhead<kAsk>& next) {
+    sum_pairs<kDigits, kPairs>(p, block, next, rows, c, c_stride);
+  });
 }
 
 template <int kDigits>
 QKV_I8MM void values_of_pairs(const Left& p, const Right& x, float* c, std::int64_t c_stride) {
   if (p.rows == 1) return values<kDigits>(p, x, c, c_stride);
+  constexpr decltype(&sum_all_pairs<kDigits, 1, Ask::near>) kRuns[2][2] = {
+      {sum_all_pairs<kDigits, 1, Ask::near>, sum_all_pairs<kDigits, 1, Ask::both>},
+      {sum_all_pairs<kDigits, 2, Ask::near>, sum_all_pairs<kDigits, 2, Ask::both>}};
   PairOfRows<kDigits> pairs[2];
   for (std::int64_t i = 0; i < p.rows; i += 4) {
     const std::int64_t rows = std::min<std::int64_t>(4, p.rows - i);
     for (std::int64_t r = 0; r < rows; r += 2) {
       pairs[r / 2].set(p, i + r, (x.rows + 15) / 16 * 16);
     }
-    const auto run = rows > 2 ? sum_pairs<kDigits, 2> : sum_pairs<kDigits, 1>;
-    for (std::int64_t j = 0; j < x.columns; j += 8) {
-      run(pairs, x, j, rows, c + i * c_stride + j, c_stride);
-    }
+    kRuns[rows > 2][x.from_memory](pairs, x, rows, c + i * c_stride, c_stride);
   }
 }
 
