@@ -17,9 +17,9 @@ using Left = DecodeEngine::Left;
 using Right = DecodeEngine::Right;
 using Bits = std::uint16_t;
 
-constexpr std::int64_t kKeysAtOnce = 8;
-constexpr std::int64_t kBlocksAhead = 2;
-constexpr std::int64_t kKeysInCache = 64;  // of values: rows walked column by column
+inline constexpr std::int64_t kKeysAtOnce = 8;
+inline constexpr std::int64_t kBlocksAhead = 2;
+inline constexpr std::int64_t kKeysInCache = 64;  // of values: rows walked column by column
 
 // Up to eight rows, copied to where all eight and a multiple of 8 columns are, zeros for the rest.
 class Padded {
