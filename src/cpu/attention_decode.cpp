@@ -19,7 +19,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // Keys and values beyond that are taken to come from memory, call after call.
-constexpr std::int64_t kCacheBytes = std::int64_t{24} << 20;
+constexpr std::int64_t kCacheBytes = std::int64_t{16} << 20;
 constexpr std::int64_t kRunsPerThread = 4;  // so that no thread waits long for another at the end
 
 std::int64_t chunks_of(const AttentionProblem& problem, const AttentionSequence& s) {

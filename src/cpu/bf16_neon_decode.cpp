@@ -42,17 +42,16 @@ void score_block(const Bits* a, const Bits* first, const Right& keys, float* c,
 }
 
 // One row `q` against eight keys: BFDOT reads both as they lie.
-template <Ask kAsk>
-void score_row(const Bits* q, const Bits* first, const Right& keys, float* c, std::int64_t) {
+void score_row(const Bits* q, const Bits* first, const Right& keys, std::int64_t apart, float* c) {
   Sums sum[8] = {};
-  walk_keys<kAsk, 8>(first, keys, [&](std::int64_t k, auto key) {
+  for (std::int64_t k = 0; k < keys.columns; k += 8) {
     const Cell x = load(q + k);
-    unrolled<8>([&](auto j) { sum[j] = vbfdotq_f32(sum[j], x, load(key(j))); });
-  });
-  unrolled<2>([&](auto half) {
-    const Sums* s = sum + 4 * half;
-    vst1q_f32(c + 4 * half, vpaddq_f32(vpaddq_f32(s[0], s[1]), vpaddq_f32(s[2], s[3])));
-  });
+    unrolled<8>([&](auto j) {
+      const Bits* key = first + (j / 2 * apart + j % 2) * keys.stride + k;
+      sum[j] = vbfdotq_f32(sum[j], x, load(key));
+    });
+  }
+  store_pairs(sum, c, apart);
 }
 
 void pack_rows(const Left& x, std::int64_t depth, Bits* cells) {
@@ -62,22 +61,24 @@ void pack_rows(const Left& x, std::int64_t depth, Bits* cells) {
   }
 }
 
-// For one or two rows memory sets the pace, for more the products do.
+// For few rows memory sets the pace, for more the products do.
 template <Ask kFew, Ask kMany>
-constexpr decltype(&score_row<kFew>) kScoreBlocks[] = {score_row<kFew>, score_block<kFew, 1>,
-                                                       score_block<kMany, 2>, score_block<kMany, 3>,
-                                                       score_block<kMany, 4>};
+constexpr decltype(&score_block<kFew, 1>) kScoreBlocks[] = {
+    score_block<kFew, 1>, score_block<kMany, 2>, score_block<kMany, 3>, score_block<kMany, 4>};
 
 void scores(const Left& q, const Right& keys, float* c, std::int64_t c_stride) {
+  if (q.rows == 1) {
+    return for_each_eight_of_quarters(
+        keys, c, [&](const Bits* first, const Right& eight, std::int64_t apart, float* to) {
+          score_row(q.data, first, eight, apart, to);
+        });
+  }
   const auto& blocks =
       keys.from_memory ? kScoreBlocks<Ask::far, Ask::both> : kScoreBlocks<Ask::near, Ask::near>;
-  const auto block = blocks[q.rows == 1 ? 0 : q.rows / 2];
+  const auto block = blocks[q.rows / 2 - 1];
   Room<Bits, DecodeEngine::kMostRows * DecodeEngine::kMostDepth> cells;
-  const Bits* a = q.data;
-  if (q.rows > 1) {
-    pack_rows(q, (keys.columns + 7) / 8 * 8, cells.get());
-    a = cells.get();
-  }
+  pack_rows(q, (keys.columns + 7) / 8 * 8, cells.get());
+  const Bits* a = cells.get();
   for_each_eight(keys, [&](const Bits* first, const Right& eight, std::int64_t j) {
     block(a, first, eight, c + j, c_stride);
   });

@@ -54,6 +54,21 @@ void score_block(const Left& q, const Bits* first, const Right& keys, float* c,
   });
 }
 
+// One row against eight keys.
+void score_row(const Bits* q, const Bits* first, const Right& keys, std::int64_t apart, float* c) {
+  float32x4_t sum[2][8] = {};
+  for (std::int64_t k = 0; k < keys.columns; k += 8) {
+    const float16x8_t x = load(q + k);
+    unrolled<8>([&](auto j) {
+      const float16x8_t y = load(first + (j / 2 * apart + j % 2) * keys.stride + k);
+      sum[0][j] = vfmlalq_low_f16(sum[0][j], x, y);
+      sum[1][j] = vfmlalq_high_f16(sum[1][j], x, y);
+    });
+  }
+  unrolled<8>([&](auto j) { sum[0][j] = vaddq_f32(sum[0][j], sum[1][j]); });
+  store_pairs(sum[0], c, apart);
+}
+
 template <Ask kAsk>
 void scores_ahead(const Left& q, const Right& keys, float* c, std::int64_t c_stride) {
   for_each_eight(keys, [&](const Bits* eight, const Right& of, std::int64_t j) {
@@ -68,8 +83,13 @@ void scores_ahead(const Left& q, const Right& keys, float* c, std::int64_t c_str
 }
 
 void scores(const Left& q, const Right& keys, float* c, std::int64_t c_stride) {
-  const auto far = q.rows == 1 ? scores_ahead<Ask::far> : scores_ahead<Ask::both>;
-  (keys.from_memory ? far : scores_ahead<Ask::near>)(q, keys, c, c_stride);
+  if (q.rows == 1) {
+    return for_each_eight_of_quarters(
+        keys, c, [&](const Bits* first, const Right& eight, std::int64_t apart, float* to) {
+          score_row(q.data, first, eight, apart, to);
+        });
+  }
+  (keys.from_memory ? scores_ahead<Ask::both> : scores_ahead<Ask::near>)(q, keys, c, c_stride);
 }
 
 // kRows rows by 8 * kVectors columns: eight weights of a row are one vector, whose lanes multiply.

@@ -2,6 +2,8 @@
 // for their instructions and by no other.
 #pragma once
 
+#include <arm_neon.h>
+
 #include <algorithm>
 #include <cstdint>
 
@@ -68,6 +70,31 @@ QKV_INLINE void for_each_eight(const Right& keys, Block block) {
   }
   Padded padded;
   for (; j < keys.rows; j += kKeysAtOnce) block(padded.data(), padded.copy(keys, j), j);
+}
+
+// The sums of eight vectors' lanes, two neighbours to each quarter.
+QKV_INLINE void store_pairs(const float32x4_t (&sum)[8], float* c, std::int64_t apart) {
+  unrolled<2>([&](auto half) {
+    const float32x4_t* s = sum + 4 * half;
+    const float32x4_t four = vpaddq_f32(vpaddq_f32(s[0], s[1]), vpaddq_f32(s[2], s[3]));
+    vst1_f32(c + 2 * half * apart, vget_low_f32(four));
+    vst1_f32(c + (2 * half + 1) * apart, vget_high_f32(four));
+  });
+}
+
+// One row against eight keys at a time, score(first, keys, apart, c): two neighbours of each
+// quarter, which are `apart` keys from each other, as their scores are in c. Four long streams are
+// read ahead by the processor, better than if it is asked to.
+template <class Score>
+QKV_INLINE void for_each_eight_of_quarters(const Right& keys, float* c, Score score) {
+  std::int64_t j = 0;
+  if (keys.columns % 8 == 0) {
+    const std::int64_t quarter = keys.rows / kKeysAtOnce * 2;
+    for (; j < quarter; j += 2) score(keys.data + j * keys.stride, keys, quarter, c + j);
+    j = 4 * quarter;
+  }
+  Padded padded;
+  for (; j < keys.rows; j += kKeysAtOnce) score(padded.data(), padded.copy(keys, j), 2, c + j);
 }
 
 // Calls step(k, value) for k = 0, kStep, ... with value(r, v) = where columns 8 v .. of key k + r
