@@ -67,12 +67,7 @@ constexpr decltype(&score_block<kFew, 1>) kScoreBlocks[] = {
     score_block<kFew, 1>, score_block<kMany, 2>, score_block<kMany, 3>, score_block<kMany, 4>};
 
 void scores(const Left& q, const Right& keys, float* c, std::int64_t c_stride) {
-  if (q.rows == 1) {
-    return for_each_eight_of_quarters(
-        keys, c, [&](const Bits* first, const Right& eight, std::int64_t apart, float* to) {
-          score_row(q.data, first, eight, apart, to);
-        });
-  }
+  if (q.rows == 1) return score_by_quarters(q.data, keys, c, score_row);
   const auto& blocks =
       keys.from_memory ? kScoreBlocks<Ask::far, Ask::both> : kScoreBlocks<Ask::near, Ask::near>;
   const auto block = blocks[q.rows / 2 - 1];

@@ -83,12 +83,7 @@ void scores_ahead(const Left& q, const Right& keys, float* c, std::int64_t c_str
 }
 
 void scores(const Left& q, const Right& keys, float* c, std::int64_t c_stride) {
-  if (q.rows == 1) {
-    return for_each_eight_of_quarters(
-        keys, c, [&](const Bits* first, const Right& eight, std::int64_t apart, float* to) {
-          score_row(q.data, first, eight, apart, to);
-        });
-  }
+  if (q.rows == 1) return score_by_quarters(q.data, keys, c, score_row);
   (keys.from_memory ? scores_ahead<Ask::both> : scores_ahead<Ask::near>)(q, keys, c, c_stride);
 }
 

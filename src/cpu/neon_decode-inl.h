@@ -82,19 +82,19 @@ QKV_INLINE void store_pairs(const float32x4_t (&sum)[8], float* c, std::int64_t 
   });
 }
 
-// One row against eight keys at a time, score(first, keys, apart, c): two neighbours of each
+// c = one row's scores, eight at a time by score(q, first, keys, apart, c): two neighbours of each
 // quarter, which are `apart` keys from each other, as their scores are in c. Four long streams are
 // read ahead by the processor, better than if it is asked to.
 template <class Score>
-QKV_INLINE void for_each_eight_of_quarters(const Right& keys, float* c, Score score) {
+QKV_INLINE void score_by_quarters(const Bits* q, const Right& keys, float* c, Score score) {
   std::int64_t j = 0;
   if (keys.columns % 8 == 0) {
     const std::int64_t quarter = keys.rows / kKeysAtOnce * 2;
-    for (; j < quarter; j += 2) score(keys.data + j * keys.stride, keys, quarter, c + j);
+    for (; j < quarter; j += 2) score(q, keys.data + j * keys.stride, keys, quarter, c + j);
     j = 4 * quarter;
   }
   Padded padded;
-  for (; j < keys.rows; j += kKeysAtOnce) score(padded.data(), padded.copy(keys, j), 2, c + j);
+  for (; j < keys.rows; j += kKeysAtOnce) score(q, padded.data(), padded.copy(keys, j), 2, c + j);
 }
 
 // Calls step(k, value) for k = 0, kStep, ... with value(r, v) = where columns 8 v .. of key k + r
