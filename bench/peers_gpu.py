@@ -3,7 +3,8 @@
 PyTorch, same shapes, same run.
 
 16k tokens a batch and a hidden size of 2048, as attention papers report it, and decoding against a
-long cache. All take turns; reported are medians over the turns. A ratio is our speed over the better
+long cache; with biases, masks of pairs, dropout and softcap (cases named `with`) also PyTorch's
+memory-efficient kernel and FlexAttention. All take turns; reported are medians over the turns. A ratio is our speed over the better
 peer's: above 1, ours is faster.
 
     python3 bench/peers_gpu.py --qkv build/cuda/bin/qkv
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 
 TOKENS, HIDDEN = 16384, 2048
@@ -26,6 +28,7 @@ class Case:
     shape: tuple  # B, H, Hk, Sq, Sk, D
     causal: bool = False
     backward: bool = False
+    extra: str = ""  # what is done to single pairs: one of EXTRAS
 
     @property
     def is_decode(self):
@@ -37,7 +40,8 @@ class Case:
         if self.is_decode:
             return f"decode B{b} L{sk} {h}/{hk} D{d}"
         mask = "causal" if self.causal else "full"
-        return f"{'bwd' if self.backward else 'fwd'} D{d} S{sk} {mask}"
+        return f"{'bwd' if self.backward else 'fwd'} D{d} S{sk} {mask}" + (
+            f" with {self.extra}" if self.extra else "")
 
     def speed(self, ms):
         """TFLOP/s, or TB/s of keys and values where memory is what counts."""
@@ -46,6 +50,13 @@ class Case:
             return 2 * b * hk * sk * d * 2 / ms * 1e-9
         flops = 4 * b * h * sq * sk * d * (0.5 if self.causal else 1)
         return flops * (2.5 if self.backward else 1) / ms * 1e-9
+
+
+# What `qkv bench attention` is told for each.
+EXTRAS = {"": [], "bias": ["--bias", "fixed"], "dbias": ["--bias", "tensor"],
+          "pair mask": ["--pair-mask"], "dropout": ["--dropout", "0.1"],
+          "softcap": ["--softcap", "30"], "alibi": ["--bias", "alibi"],
+          "relative": ["--bias", "relative"], "sinks": ["--sinks"]}
 
 
 def square(d, s, **options):
@@ -58,6 +69,13 @@ CASES = [square(d, s, causal=causal, backward=backward)
          for d, s in ((64, 512), (64, 2048), (64, 16384), (128, 512), (128, 2048), (128, 16384),
                       (256, 16384))
          for causal in (False, True)]
+CASES += [square(d, 2048, causal=causal, backward=backward, extra=extra)
+          for backward in (False, True)
+          for d in (64, 128)
+          for extra, causal in (("bias", False), ("pair mask", False), ("dropout", True),
+                                ("softcap", True), ("alibi", True), ("relative", False),
+                                ("sinks", True))]
+CASES += [square(64, 2048, backward=True, extra="dbias")]
 CASES += [Case((b, 32, 8, 1, length, 128))
           for b, length in ((64, 8192), (16, 8192), (1, 65536), (1, 8192))]
 
@@ -72,8 +90,8 @@ class Qkv:
         command = [self.binary, "bench", "attention", "--device", "cuda", "--json", "--dtype", dtype,
                    "--shape", ",".join(map(str, case.shape)),
                    "--mask", "causal" if case.causal else "full", "--pause", str(self.pause_ms)]
-        run = subprocess.run(command + ["--backward"] * case.backward, capture_output=True,
-                             text=True)
+        command += EXTRAS[case.extra] + ["--backward"] * case.backward
+        run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode != 0:
             raise RuntimeError(run.stderr.strip())
         self.info = json.loads(run.stdout)
@@ -98,16 +116,28 @@ class Torch:
             return torch.randn(b, heads, rows, d, dtype=kind, device="cuda",
                                requires_grad=case.backward)
         q, k, v = draw(h, sq), draw(hk, sk), draw(hk, sk)
-
-        def forward():
-            return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=case.causal, enable_gqa=h != hk)
+        forward = self.forward(case, q, k, v)
         with self.only():
             if not case.backward:
                 return self.median(forward)
             out = forward()
             dout = torch.randn_like(out)
             return self.median(lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True))
+
+    def forward(self, case, q, k, v):
+        torch = self.torch
+        (_, h, hk, sq, sk, _), extra = case.shape, case.extra
+        mask = None
+        if extra in ("bias", "dbias"):
+            mask = torch.randn(1, h, sq, sk, dtype=q.dtype, device="cuda",
+                               requires_grad=extra == "dbias")
+        elif extra == "pair mask":
+            mask = torch.rand(1, 1, sq, sk, device="cuda") >= 0.125
+        elif extra not in ("", "dropout"):
+            raise RuntimeError(f"no {extra} here")
+        dropout = 0.1 if extra == "dropout" else 0.0
+        return lambda: torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=case.causal, dropout_p=dropout, enable_gqa=h != hk)
 
     def median(self, call, seconds=0.1):
         torch = self.torch
@@ -129,6 +159,47 @@ class Torch:
         return statistics.median(times)
 
 
+class Flex(Torch):
+    """FlexAttention, compiled for what is done to pairs."""
+
+    def __init__(self, pause_ms):
+        import contextlib
+        import torch
+        from torch.nn.attention import flex_attention
+        self.torch, self.name, self.pause_ms = torch, "flex", pause_ms
+        self.only, self.flex = contextlib.nullcontext, flex_attention
+        torch._dynamo.config.recompile_limit = 1000  # beyond 8 it would not compile any more
+        torch._functorch.config.donated_buffer = False  # or a graph could not be kept
+        self.compiled = torch.compile(flex_attention.flex_attention, dynamic=False)
+
+    def forward(self, case, q, k, v):
+        torch, extra = self.torch, case.extra
+        (_, h, hk, sq, sk, _) = case.shape
+        causal, allowed, change = None, None, None
+        if extra == "bias":
+            bias = torch.randn(h, sq, sk, dtype=q.dtype, device="cuda")
+            change = lambda score, b, head, i, j: score + bias[head, i, j]
+        elif extra == "relative":
+            table = torch.randn(h, sq + sk, device="cuda")
+            change = lambda score, b, head, i, j: score + table[head, j - i + sq]
+        elif extra == "softcap":
+            change = lambda score, b, head, i, j: 30 * torch.tanh(score / 30)
+        elif extra == "alibi":
+            slopes = torch.rand(h, device="cuda")
+            change = lambda score, b, head, i, j: score - slopes[head] * (i - j)
+        elif extra == "pair mask":
+            allowed = torch.rand(sq, sk, device="cuda") >= 0.125
+        else:
+            raise RuntimeError("not asked")
+        if case.causal:
+            causal = lambda b, head, i, j: i >= j
+        elif allowed is not None:
+            causal = lambda b, head, i, j: allowed[i, j]
+        blocks = causal and self.flex.create_block_mask(causal, None, None, sq, sk, device="cuda")
+        return lambda: self.compiled(q, k, v, score_mod=change, block_mask=blocks,
+                                     enable_gqa=h != hk)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -138,29 +209,37 @@ def main():
     parser.add_argument("--pause", type=float, default=0, metavar="MS",
                         help="rest before each timed run, so that power does not limit it")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--verbose", action="store_true", help="say what a peer cannot do")
     parser.add_argument("--json", help="write all results to this file")
     options = parser.parse_args()
 
     contenders = [Qkv(options.qkv, options.pause)]
+    warnings.simplefilter("ignore")  # PyTorch's, about kernels that are not served
     try:
         import torch
         contenders += [Torch("cudnn", "CUDNN_ATTENTION", options.pause),
-                       Torch("flash", "FLASH_ATTENTION", options.pause)]
+                       Torch("flash", "FLASH_ATTENTION", options.pause),
+                       Torch("efficient", "EFFICIENT_ATTENTION", options.pause),
+                       Flex(options.pause)]
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
               f"cuDNN {torch.backends.cudnn.version()}")
     except ImportError:
         print("peers_gpu: no torch here, ours alone", file=sys.stderr)
     print(f"{'':<28}" + "".join(f"{c.name:>10}" for c in contenders) + "     ratio  kernel")
     results = []
+    extra_only = ("efficient", "flex")
     for case in (c for c in CASES if options.only in c.name):
         times = {c.name: [] for c in contenders}
         for _ in range(options.turns):
             for contender in contenders:
+                if contender.name in extra_only and not case.extra:
+                    continue
                 try:
                     times[contender.name].append(contender.time(case, options.dtype))
-                except RuntimeError as error:
-                    print(f"{contender.name}: {case.name}: {str(error).splitlines()[0]}",
-                          file=sys.stderr)
+                except Exception as error:  # each library has its own
+                    if options.verbose or contender.name == "qkv":
+                        print(f"{contender.name}: {case.name}: {str(error).splitlines()[0]}",
+                              file=sys.stderr)
         speeds = {name: case.speed(statistics.median(ms)) if ms else None
                   for name, ms in times.items()}
         best = max((s for name, s in speeds.items() if name != "qkv" and s), default=None)

@@ -98,14 +98,6 @@ double cuda_peak_gflops(DType dtype, Device device) {
   return 2e-6 * std::pow(static_cast<double>(kSize), 3) / product.timings.median();
 }
 
-AttentionOptions options_of(const BenchCase& bench) {
-  AttentionOptions options;
-  options.mask = bench.mask;
-  options.statistics = bench.statistics;
-  options.tf32 = bench.tf32;
-  return options;
-}
-
 TimingOptions shown_by(Progress& progress, TimingOptions timing) {
   timing.progress = [&](int done, int total) { progress.update(done, total); };
   return timing;
@@ -117,7 +109,7 @@ constexpr int kQueued = 10;
 
 BenchResult run_on_gpu(const BenchCase& bench, const TimingOptions& timing, Device device) {
   const Inputs in = draw_inputs(bench, device);
-  const AttentionOptions options = options_of(bench);
+  const AttentionOptions options = bench.options(device);
   AttentionOptions any = options;
   any.deterministic = false;
   AttentionForward forward = attention_forward(in.q, in.k, in.v, options), next;
@@ -152,7 +144,7 @@ BenchResult run_on_gpu(const BenchCase& bench, const TimingOptions& timing, Devi
 
 BenchResult run_on_cpu(const BenchCase& bench, const TimingOptions& timing, bool with_baseline) {
   const Inputs in = draw_inputs(bench, kCpu);
-  const AttentionOptions options = options_of(bench);
+  const AttentionOptions options = bench.options(kCpu);
   Contender ours, baseline;
   // The result of one run is freed while the next is not timed.
   AttentionForward forward = attention_forward(in.q, in.k, in.v, options), next_forward;
@@ -208,6 +200,11 @@ nlohmann::ordered_json report(const BenchOptions& options, const BenchResult& re
       {"backward", b.backward},
       {"statistics", b.statistics != Statistics::none},
       {"tf32", b.tf32},
+      {"bias", b.bias},
+      {"softcap", b.softcap},
+      {"dropout", b.dropout},
+      {"sinks", b.sinks},
+      {"pair_mask", b.masks_pairs},
       {"device", options.common.device},
       {"target", options.common.device == "cpu" ? cpu_target() : "cuda"},
       {"kernel", b.backward ? result.kernels.backward : result.kernels.forward},
@@ -236,7 +233,10 @@ void print_text(const BenchOptions& options, const BenchResult& result) {
   fmt::print("attention {}  B {}  H {}  Hk {}  Sq {}  Sk {}  D {}  Dv {}\n",
              b.backward ? "backward" : "forward", b.batch, b.heads, b.key_heads, b.queries, b.keys,
              b.head_size, b.value_size);
-  fmt::print("{}, mask {}{}{}, ", to_string(b.dtype), options.mask,
+  fmt::print("{}, mask {}{}{}{}{}{}{}{}, ", to_string(b.dtype), options.mask,
+             b.masks_pairs ? " and of pairs" : "", b.bias == "none" ? "" : ", bias " + b.bias,
+             b.softcap > 0 ? fmt::format(", softcap {}", b.softcap) : "",
+             b.dropout > 0 ? fmt::format(", dropout {}", b.dropout) : "", b.sinks ? ", sinks" : "",
              options.statistics.empty() ? "" : ", statistics: " + options.statistics,
              b.tf32 ? ", tf32 allowed" : "");
   if (options.common.device == "cpu") {
@@ -285,9 +285,9 @@ void run(BenchOptions& options) {
   const Device device = options.common.chosen_device();
   // What it is compared with on the CPU would take all of a GPU's memory; bench/peers_gpu.py has
   // better company for it.
-  const BenchResult result = device == kCpu
-                                 ? run_on_cpu(options.bench, options.timing, !options.no_baseline)
-                                 : run_on_gpu(options.bench, options.timing, device);
+  const bool compared = !options.no_baseline && !options.bench.has_pair_options();
+  const BenchResult result = device == kCpu ? run_on_cpu(options.bench, options.timing, compared)
+                                            : run_on_gpu(options.bench, options.timing, device);
   if (options.common.json) {
     fmt::print("{}\n", report(options, result).dump(2));
   } else {
@@ -326,6 +326,18 @@ void add_bench(CLI::App& app, Job& job) {
       ->check(CLI::IsMember({"f32", "bf16", "f16"}))
       ->capture_default_str();
   attention->add_option("--mask", o->mask, "full, causal or window:L,R")->capture_default_str();
+  attention->add_flag("--pair-mask", o->bench.masks_pairs,
+                      "And a boolean mask of pairs, which hides every eighth");
+  attention
+      ->add_option("--bias", o->bench.bias,
+                   "Added to scores: tensor (with a gradient), fixed (without), alibi, relative")
+      ->check(CLI::IsMember({"none", "tensor", "fixed", "alibi", "relative"}))
+      ->capture_default_str();
+  attention->add_option("--softcap", o->bench.softcap, "Bound of scores (default: none)")
+      ->check(CLI::Range(0.0, 1e6));
+  attention->add_option("--dropout", o->bench.dropout, "Share of weights dropped")
+      ->check(CLI::Range(0.0, 0.99));
+  attention->add_flag("--sinks", o->bench.sinks, "A score for each head that carries no value");
   attention->add_flag("--backward", o->bench.backward, "Time the backward pass alone");
   attention->add_flag("--statistics{all}", o->statistics,
                       "Ask for all statistics, or for those named: --statistics=max_logit,entropy");

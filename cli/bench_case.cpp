@@ -4,7 +4,12 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <span>
 #include <vector>
+
+#include "qkv/nn.h"
+#include "qkv/ops.h"
+#include "qkv/random.h"
 
 namespace qkv::cli {
 namespace {
@@ -50,6 +55,37 @@ double BenchCase::flops() const {
 double BenchCase::key_value_bytes() const {
   return static_cast<double>(batch * key_heads * keys * (head_size + value_size)) *
          static_cast<double>(size_of(dtype));
+}
+
+AttentionOptions BenchCase::options(Device device) const {
+  AttentionOptions options;
+  options.mask = mask;
+  options.statistics = statistics;
+  options.tf32 = tf32;
+  options.softcap = softcap;
+  options.dropout = dropout;
+  options.seed = 3;
+  Generator generator(4);
+  if (bias == "tensor" || bias == "fixed") {
+    options.bias =
+        Bias::tensor(to(generator.normal({1, heads, queries, keys}, 0, 1, dtype), device));
+    options.bias.gradient = bias == "tensor";
+  } else if (bias == "alibi") {
+    options.bias = Bias::alibi(to(nn::alibi_slopes(heads), device));
+  } else if (bias == "relative") {
+    constexpr std::int64_t kBuckets = 32;
+    options.bias = Bias::relative(to(generator.normal({kBuckets, heads}), device), true);
+  }
+  if (sinks) options.sinks = to(generator.normal({heads}), device);
+  if (masks_pairs) {
+    const Tensor draws = generator.uniform({1, 1, queries, keys}, 0, 1);
+    Tensor allowed = Tensor::empty(draws.shape(), {.dtype = DType::boolean});
+    const std::span<const float> from{draws.data<float>(), static_cast<std::size_t>(draws.numel())};
+    std::transform(from.begin(), from.end(), allowed.data<bool>(),
+                   [](float x) { return x >= 0.125f; });
+    options.mask = options.mask & Mask::allowed(to(allowed, device));
+  }
+  return options;
 }
 
 void parse_shape(const std::string& text, BenchCase& bench) {

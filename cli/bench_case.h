@@ -16,6 +16,10 @@ struct BenchCase {
   bool backward = false;
   Statistics statistics = Statistics::none;
   bool tf32 = false;
+  // What is done to single pairs: "none", or a kind of bias; the boolean mask hides every eighth.
+  std::string bias = "none";
+  float softcap = 0, dropout = 0;
+  bool sinks = false, masks_pairs = false;
 
   std::int64_t group() const { return heads / key_heads; }
   // Key position of query i: the last query stands at the last key.
@@ -30,6 +34,12 @@ struct BenchCase {
   double flops() const;
   // The bytes of K and V, which a decoding step has to read.
   double key_value_bytes() const;
+  // Whether it is more than masks and a scale: then three-step computes something else.
+  bool has_pair_options() const {
+    return bias != "none" || softcap > 0 || dropout > 0 || sinks || masks_pairs;
+  }
+  // The options of the call, their tensors on `device`.
+  AttentionOptions options(Device device) const;
   // Few queries for many keys: bound by memory, not by arithmetic.
   bool is_decode() const { return queries <= 16 && keys >= 8 * queries; }
 };

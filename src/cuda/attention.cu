@@ -2,12 +2,13 @@
 #include "cuda/attention.h"
 #include "cuda/attention_global.h"
 #include "cuda/attention_hopper.h"
+#include "cuda/attention_mma.h"
 #include "cuda/attention_short.h"
 #include "cuda/attention_statistics.h"
-#include "cuda/attention_tf32.h"
 
 #include <cstring>
 #include <limits>
+#include <optional>
 
 namespace qkv {
 namespace cuda {
@@ -17,7 +18,7 @@ namespace {
 struct PreparedJob {
   AttentionJob job;
   AttentionGrid grid;
-  Tensor sequences, buckets;
+  Tensor sequences, buckets, diagonal;
 };
 
 template <class T>
@@ -30,6 +31,16 @@ int narrow(std::int64_t value) {
     throw Error("attention: " + std::to_string(value) + " rows are too many for a CUDA device");
   }
   return static_cast<int>(value);
+}
+
+// What the table adds at each relative position, for each head.
+__global__ void diagonal_kernel(AttentionJob job, float* to) {
+  const int positions = 2 * job.bucket_reach + 1;
+  const int at = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (at >= positions) return;
+  const int head = static_cast<int>(blockIdx.y);
+  to[std::int64_t{head} * positions + at] =
+      job.table[std::int64_t{job.buckets[at]} * job.heads + head];
 }
 
 PreparedJob prepare(CudaBackend& backend, const AttentionProblem& p) {
@@ -93,6 +104,12 @@ PreparedJob prepare(CudaBackend& backend, const AttentionProblem& p) {
     }
     prepared.buckets = backend.upload(bytes_of(buckets));
     job.buckets = static_cast<const int*>(prepared.buckets.raw());
+    prepared.diagonal = backend.scratch<float>(std::ssize(buckets) * p.heads);
+    auto* const diagonal = static_cast<float*>(prepared.diagonal.raw());
+    const dim3 blocks(blocks_for(std::ssize(buckets)), static_cast<unsigned>(p.heads));
+    diagonal_kernel<<<blocks, kThreads, 0, backend.stream()>>>(job, diagonal);
+    check_launch("attention");
+    job.diagonal = diagonal;
   }
   job.sinks = pointer<const float>(p.sinks);
   if (p.dropout > 0) {
@@ -115,12 +132,6 @@ AttentionProblem with_lengths_read(const AttentionProblem& p) {
   }
   read.key_lengths = {};
   return read;
-}
-
-// Whether the kernels that round to TF32 are asked for and can do it.
-template <class Tensors>
-bool runs_in_tf32(const AttentionProblem& p, const Tensors& tensors) {
-  return p.tf32 && why_not_tf32(p, tensors).empty();
 }
 
 // Arrays of one float per row, out of one allocation.
@@ -160,9 +171,9 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
   cuda::PreparedJob prepared = cuda::prepare(*this, p);
   const cuda::AttentionJob& job = prepared.job;
   if (is_short) return cuda::short_forward(job, prepared.grid, out, stream());
-  if (cuda::runs_in_tf32(p, out)) {
-    return cuda::tf32_forward(job, prepared.grid, cuda::rows_of(out.out),
-                              cuda::pointer<float>(out.lse), stream());
+  if (cuda::why_not_mma(p, out).empty()) {
+    return cuda::mma_forward(job, prepared.grid, p.q.dtype(), cuda::rows_of(out.out),
+                             cuda::pointer<float>(out.lse), stream());
   }
   const bool has_statistics = cuda::watches_scores(wanted) || wanted.received.defined();
   cuda::RowStatistics rows;
@@ -220,21 +231,21 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
   cuda::RowArrays arrays(*this, t.lse.numel(), 5);
   cuda::BackwardRows rows{arrays.next(), arrays.next(), arrays.next()};
   Tensor failed;
-  if (!is_short && cuda::runs_in_tf32(p, t)) {
+  std::optional<cuda::MmaBackward> mma;
+  const DType dtype = p.q.dtype();
+  if (faster.served == nullptr && cuda::why_not_mma(p, t).empty()) {
     failed = scratch<std::uint32_t>(1);
-    const cuda::Tf32Backward x{tensors, rows, arrays.next(),
-                               static_cast<std::uint32_t*>(failed.raw())};
-    cuda::tf32_backward(job, prepared.grid, x, stream());
-    job.only_if = x.failed;  // of the general kernels behind it
+    mma = {tensors, rows, arrays.next(), static_cast<std::uint32_t*>(failed.raw())};
+    cuda::mma_backward(job, prepared.grid, dtype, *mma, stream());
+    job.only_if = mma->failed;  // of the general kernels behind it
   }
   if (t.dentropy.defined()) {
     rows.dentropy = arrays.next();
     rows.expected = arrays.next();
   }
-  const DType dtype = p.q.dtype();
   cuda::prepare_backward(job, prepared.grid, dtype, tensors, rows, stream());
   cuda::general_backward(job, prepared.grid, dtype, tensors, rows, stream());
-  cuda::bias_backward(*this, job, prepared.grid, dtype, tensors, rows, t);
+  cuda::bias_backward(*this, job, prepared.grid, dtype, tensors, rows, t, mma ? &*mma : nullptr);
 }
 
 bool CudaBackend::reads_pages(const AttentionProblem& p, Statistics statistics) {
@@ -253,7 +264,10 @@ AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,
   if (options.statistics != Statistics::none) results.statistics.max_logit = p.q;
   const bool short_forward = cuda::why_not_short(p, results).empty();
   const bool short_backward = cuda::why_not_short(p, AttentionBackward()).empty();
-  const bool in_tf32 = p.tf32 && p.q.dtype() == DType::f32;
+  // What keeps the kernels of a Hopper GPU from a call is all there is to say of f32 that must be
+  // exact.
+  const bool by_mma = p.tf32 || p.q.dtype() != DType::f32;
+  const std::string mma = p.q.dtype() == DType::f32 ? "tf32" : "mma";
   // Parts of a call with global positions go where calls without go.
   const auto forward = [&]() -> std::string {
     if (p.key_lengths.defined() && cuda::decodes(p, results)) return "decode";
@@ -261,16 +275,16 @@ AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,
     if (cuda::why_not_split(p, results).empty()) return "in parts";
     std::string reason = cuda::why_not_hopper(p, results);
     if (reason.empty()) return cuda::hopper_kernel(p, results);
-    if (in_tf32) reason = cuda::why_not_tf32(p, results);
-    return reason.empty() ? "tf32" : "general: " + reason;
+    if (by_mma) reason = cuda::why_not_mma(p, results);
+    return reason.empty() ? mma : "general: " + reason;
   };
   const auto backward = [&]() -> std::string {
     if (short_backward) return "short";
     if (cuda::why_not_split(p, AttentionBackward()).empty()) return "in parts";
     std::string reason = cuda::why_not_hopper(p, AttentionBackward());
     if (reason.empty()) return "sm90";
-    if (in_tf32) reason = cuda::why_not_tf32(p, AttentionBackward());
-    return reason.empty() ? "tf32" : "general: " + reason;
+    if (by_mma) reason = cuda::why_not_mma(p, AttentionBackward());
+    return reason.empty() ? mma : "general: " + reason;
   };
   return {forward(), backward()};
 }

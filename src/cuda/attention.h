@@ -56,10 +56,18 @@ void prepare_backward(const AttentionJob& job, const AttentionGrid& grid, DType 
 void general_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
                       const BackwardTensors& tensors, const BackwardRows& rows,
                       cudaStream_t stream);
-// Gradients of biases and sinks.
+// dbias [B or 1, H or 1, Sq or 1, Sk or 1]: extents of 1 are sums.
+struct BiasResult {
+  float* data;
+  int batch, heads;
+  std::int64_t rows, keys;
+};
+struct MmaBackward;
+// Gradients of biases and sinks. Of a call that `by_mma` has served, its kernels make those that are
+// many products.
 void bias_backward(CudaBackend& backend, const AttentionJob& job, const AttentionGrid& grid,
                    DType dtype, const BackwardTensors& tensors, const BackwardRows& rows,
-                   const AttentionBackward& wanted);
+                   const AttentionBackward& wanted, const MmaBackward* by_mma);
 void weights(const AttentionJob& job, DType dtype, const AttentionWeights& wanted,
              const std::int64_t* heads, const std::int64_t* rows, cudaStream_t stream);
 

@@ -1,16 +1,10 @@
 // Gradients of what is added to the scores: a bias tensor, ALiBi slopes, a bucket table, sinks.
 // Each block owns what it writes, so sums have one order.
 #include "cuda/attention_gradient.cuh"
+#include "cuda/attention_mma.h"
 
 namespace qkv::cuda {
 namespace {
-
-// dbias [B or 1, H or 1, Sq or 1, Sk or 1]: extents of 1 are sums.
-struct BiasResult {
-  float* data;
-  int batch, heads;
-  std::int64_t rows, keys;
-};
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -155,19 +149,25 @@ __global__ void sinks_kernel(AttentionJob job, BackwardTensors x, BackwardRows r
 
 void bias_backward(CudaBackend& backend, const AttentionJob& job, const AttentionGrid& grid,
                    DType dtype, const BackwardTensors& tensors, const BackwardRows& rows,
-                   const AttentionBackward& wanted) {
+                   const AttentionBackward& wanted, const MmaBackward* by_mma) {
   const cudaStream_t stream = backend.stream();
   const auto sequences = static_cast<int>(grid.sequences);
   if (wanted.dbias.defined() && wanted.dbias.numel() > 0) {
     const Tensor& d = wanted.dbias;
     const BiasResult to{pointer<float>(d), static_cast<int>(d.size(0)), static_cast<int>(d.size(1)),
                         d.size(2), d.size(3)};
-    const dim3 blocks(AttentionGrid::tiles(to.keys, kTile), AttentionGrid::tiles(to.rows, kTile),
-                      static_cast<unsigned>(to.batch * to.heads));
-    dispatch_device(dtype, [&]<class T>() {
-      tensor_kernel<T><<<blocks, kThreads, 0, stream>>>(job, tensors, rows, to, sequences);
-    });
-    check_launch("attention backward");
+    // What is summed over rows or keys is not what those kernels have side by side.
+    const bool whole = to.rows >= grid.longest_q && to.keys >= grid.longest_k;
+    if (by_mma != nullptr && whole) {
+      mma_bias_backward(job, grid, dtype, *by_mma, to, stream);
+    } else {
+      const dim3 blocks(AttentionGrid::tiles(to.keys, kTile), AttentionGrid::tiles(to.rows, kTile),
+                        static_cast<unsigned>(to.batch * to.heads));
+      dispatch_device(dtype, [&]<class T>() {
+        tensor_kernel<T><<<blocks, kThreads, 0, stream>>>(job, tensors, rows, to, sequences);
+      });
+      check_launch("attention backward");
+    }
   }
   const Tensor& diagonal = wanted.dslopes.defined() ? wanted.dslopes : wanted.dtable;
   if (diagonal.defined()) {
@@ -177,14 +177,19 @@ void bias_backward(CudaBackend& backend, const AttentionJob& job, const Attentio
     const Tensor partial =
         backend.scratch<float>(std::int64_t{sequences} * job.heads * tiles * buckets);
     auto* sums = static_cast<float*>(partial.raw());
-    const std::size_t bytes =
-        sizeof(float) * kThreads * static_cast<std::size_t>(std::min(buckets, kBucketsAtOnce));
-    const dim3 blocks(static_cast<unsigned>(tiles * chunks), static_cast<unsigned>(job.heads),
-                      grid.sequences);
-    dispatch_device(dtype, [&]<class T>() {
-      allow_shared(reinterpret_cast<const void*>(diagonal_kernel<T>), bytes);
-      diagonal_kernel<T><<<blocks, kThreads, bytes, stream>>>(job, tensors, rows, buckets, sums);
-    });
+    if (by_mma != nullptr && buckets <= kMostMmaBuckets) {
+      static_assert(kTile == 64);
+      mma_diagonal_backward(job, grid, dtype, *by_mma, buckets, sums, stream);
+    } else {
+      const std::size_t bytes =
+          sizeof(float) * kThreads * static_cast<std::size_t>(std::min(buckets, kBucketsAtOnce));
+      const dim3 blocks(static_cast<unsigned>(tiles * chunks), static_cast<unsigned>(job.heads),
+                        grid.sequences);
+      dispatch_device(dtype, [&]<class T>() {
+        allow_shared(reinterpret_cast<const void*>(diagonal_kernel<T>), bytes);
+        diagonal_kernel<T><<<blocks, kThreads, bytes, stream>>>(job, tensors, rows, buckets, sums);
+      });
+    }
     const bool by_sequence = wanted.dslopes.defined() && wanted.dslopes.size(0) > 1;
     add_partials_kernel<<<blocks_for(diagonal.numel()), kThreads, 0, stream>>>(
         sums, sequences, job.heads, tiles, buckets, by_sequence, pointer<float>(diagonal));

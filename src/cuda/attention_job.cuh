@@ -45,6 +45,7 @@ struct AttentionJob {
   const float* table = nullptr;  // [buckets, H]
   const int* buckets = nullptr;  // of relative positions -reach .. reach
   int bucket_count = 0, bucket_reach = 0;
+  const float* diagonal = nullptr;  // [H][relative position], what the table says of each
   const float* sinks = nullptr;
 
   const std::uint32_t* only_if = nullptr;  // kernels of backward do nothing while this is 0
@@ -66,9 +67,11 @@ struct Score {
   bool visible = false;
 };
 
+__device__ inline std::int64_t clamped(std::int64_t x, std::int64_t most) {
+  return x < -most ? -most : x > most ? most : x;
+}
 __device__ inline int bucket_of(const AttentionJob& job, std::int64_t relative) {
-  const std::int64_t reach = job.bucket_reach;
-  return job.buckets[(relative < -reach ? -reach : relative > reach ? reach : relative) + reach];
+  return job.buckets[clamped(relative, job.bucket_reach) + job.bucket_reach];
 }
 
 __device__ inline bool is_global(const AttentionJob& job, const Sequence& s, std::int64_t at) {
@@ -108,7 +111,8 @@ __device__ inline float bias_of(const AttentionJob& job, const Sequence& s, int 
     return -slope * static_cast<float>(relative < 0 ? -relative : relative);
   }
   if (job.table != nullptr) {
-    return job.table[std::int64_t{bucket_of(job, relative)} * job.heads + head];
+    const std::int64_t reach = job.bucket_reach;
+    return job.diagonal[head * (2 * reach + 1) + reach + clamped(relative, reach)];
   }
   return 0;
 }

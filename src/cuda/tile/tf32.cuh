@@ -1,13 +1,10 @@
-// Products of a warp on f32 operands rounded to TF32 (8 bits of exponent, 10 of mantissa), and the
-// tiles of shared memory they read.
-//
-// An instruction is D[16, 8] += A[16, 8] B[8, 8]. Of the accumulators, lane l holds [e] at row
-// l / 4 + 8 (e / 2), column 2 (l % 4) + e % 2. What is summed over may be taken in any order as
-// long as A and B agree, and so may the columns of D; both are chosen here so that every operand is
-// read 16 bytes at a time, and so that accumulators are the next product's A where they lie.
+// Tiles and products of a warp on f32 operands rounded to TF32 (8 bits of exponent, 10 of
+// mantissa), D[16, 8] += A[16, 8] B[8, 8]. What is summed over may be taken in any order as long as
+// A and B agree, and so may the columns of D; both are chosen here so that every operand is read 16
+// bytes at a time, and so that accumulators are the next product's A where they lie.
 #pragma once
 
-#include <cstdint>
+#include "cuda/tile/warp_tile.cuh"
 
 namespace qkv::cuda {
 
@@ -37,63 +34,34 @@ __device__ inline void multiply(float (&d)[4], const LeftOperand& a, std::uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Copies 16 bytes to shared memory in its own time, or zeros where nothing is `present`.
-__device__ inline void copy_later(float* to, const float* from, bool present) {
-  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
-               "r"(present ? 16 : 0)
-               : "memory");
-}
-__device__ inline void copy_word_later(float* to, const float* from, bool present) {
-  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from),
-               "r"(present ? 4 : 0)
-               : "memory");
-}
-// Copies since the last call are a group; a thread waits for all of its groups but the last few.
-__device__ inline void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kLast>
-__device__ void wait_for_groups() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLast) : "memory");
-}
-
 // Rows of kSize floats in shared memory, kSize a multiple of 32. Vectors of 16 bytes change places
 // within 128 bytes, by the number of their row: then the 8 lanes that are served at once find all
 // banks, whether they read four vectors of two neighbouring rows (`left`, `right`) or two of four
 // even or odd ones (`values`).
 template <int kSize>
-struct FloatTile {
+struct WarpTile<float, kSize> {
   static constexpr int kVectors = kSize / 4;
+  static constexpr int kElements = 4;  // of a vector
   float* data;
 
   __device__ static int swizzle(int row) { return ((row ^ row >> 2) & 1) << 2 | (row & 2); }
   __device__ float4* vector(int row, int v) const {
     return reinterpret_cast<float4*>(data + row * kSize + (v ^ swizzle(row)) * 4);
   }
-  // Visits the vectors of kRows rows that are this thread's: visit(row, vector).
-  template <int kRows, int kThreads, class Visit>
-  __device__ static void share(Visit visit) {
-    static_assert(kRows * kVectors % kThreads == 0);
-#pragma unroll
-    for (int n = 0; n < kRows * kVectors / kThreads; ++n) {
-      const int e = static_cast<int>(threadIdx.x) + n * kThreads;
-      visit(e / kVectors, e % kVectors);
-    }
-  }
   // kRows rows of `size` floats, `apart` from each other; zeros beyond `size`, and in the place of
   // rows at `count` and beyond.
   template <int kRows, int kThreads>
   __device__ void load(const float* from, std::int64_t apart, int count, int size) const {
-    share<kRows, kThreads>([&](int row, int v) {
+    share_vectors<kRows, kVectors, kThreads>([&](int row, int v) {
       const bool present = row < count && 4 * v < size;
-      copy_later(&vector(row, v)->x, present ? from + row * apart + 4 * v : from, present);
+      copy_later(vector(row, v), present ? from + row * apart + 4 * v : from, present);
     });
   }
   // Rounds, and puts rows r and r + 8 of every 16 together, two columns of each in a vector: an
   // operand of `left` is then one vector, in registers side by side as the instruction wants them.
   template <int kRows, int kThreads>
   __device__ void pack_left() const {
-    share<kRows / 2, kThreads>([&](int pair, int v) {
+    share_vectors<kRows / 2, kVectors, kThreads>([&](int pair, int v) {
       const int row = pair / 8 * 16 + pair % 8;
       const float4 x = *vector(row, v), y = *vector(row + 8, v);
       auto* const to = reinterpret_cast<uint4*>(vector(row, v));
@@ -106,7 +74,8 @@ struct FloatTile {
   template <int kRows, int kThreads>
   __device__ bool is_all_tame() const {
     bool tame = true;
-    share<kRows, kThreads>([&](int row, int v) { tame &= all_tame(*vector(row, v)); });
+    share_vectors<kRows, kVectors, kThreads>(
+        [&](int row, int v) { tame &= all_tame(*vector(row, v)); });
     return tame;
   }
   // Zeros in the place of NaN and Inf, and the largest there is in that of what would become Inf.
@@ -116,7 +85,7 @@ struct FloatTile {
     const auto cleaned = [](float x) {
       return isfinite(x) ? fminf(fmaxf(x, -kMost), kMost) : 0.0f;
     };
-    share<kRows, kThreads>([&](int row, int v) {
+    share_vectors<kRows, kVectors, kThreads>([&](int row, int v) {
       float4& x = *vector(row, v);
       x = {cleaned(x.x), cleaned(x.y), cleaned(x.z), cleaned(x.w)};
     });
@@ -126,20 +95,22 @@ struct FloatTile {
 // Where a lane reads in such tiles. Columns are taken 16 at a time, two instructions' worth: of
 // columns 16 c .. the lane has the four from 4 (lane % 4) on.
 template <int kSize>
-struct LaneReader {
+struct LaneReader<float, kSize> {
+  using Tile = WarpTile<float, kSize>;
+
   int rows[2];    // of row lane / 4: columns 16 c with even c, and with odd c
   int values[2];  // of columns 4 (lane / 4): row 2 (lane % 4), and the next
 
   __device__ LaneReader() {
     const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
     for (int odd = 0; odd < 2; ++odd) {
-      rows[odd] = g * kSize + ((4 * odd + t) ^ FloatTile<kSize>::swizzle(g)) * 4;
+      rows[odd] = g * kSize + ((4 * odd + t) ^ Tile::swizzle(g)) * 4;
       const int row = 2 * t + odd;
-      values[odd] = row * kSize + (g ^ FloatTile<kSize>::swizzle(row)) * 4;
+      values[odd] = row * kSize + (g ^ Tile::swizzle(row)) * 4;
     }
   }
   // Rows [row, row + 16), columns 16 c .., of a packed tile.
-  __device__ void left(const FloatTile<kSize>& tile, int row, int c, LeftOperand (&to)[2]) const {
+  __device__ void left(const Tile& tile, int row, int c, LeftOperand (&to)[2]) const {
     const float* const at = tile.data + row * kSize + c / 2 * 32 + rows[c % 2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -148,17 +119,22 @@ struct LaneReader {
     }
   }
   // Rows [row, row + 8) as columns of the result.
-  __device__ void right(const FloatTile<kSize>& tile, int row, int c,
-                        std::uint32_t (&to)[4]) const {
+  __device__ void right(const Tile& tile, int row, int c, std::uint32_t (&to)[4]) const {
     round(tile.data + row * kSize + c / 2 * 32 + rows[c % 2], to);
   }
   // Rows [row, row + 8), to be summed over; columns 32 c + 4 n + i for n < 8 and each i of 4
   // results. even[i] and odd[i] are the operands of result i.
-  __device__ void sums(const FloatTile<kSize>& tile, int row, int c, std::uint32_t (&even)[4],
+  __device__ void sums(const Tile& tile, int row, int c, std::uint32_t (&even)[4],
                        std::uint32_t (&odd)[4]) const {
     const float* const at = tile.data + row * kSize + 32 * c;
     round(at + values[0], even);
     round(at + values[1], odd);
+  }
+  // Of the kSize / 4 sums that a lane has of a row: where the n-th lies among the accumulators of
+  // its block (that of the other row is two further on), and its column.
+  __device__ static int sum_index(int n) { return n / 8 * 16 + n % 4 * 4 + n / 4 % 2; }
+  __device__ static int sum_column(int n) {
+    return n / 8 * 32 + 8 * (static_cast<int>(threadIdx.x) % 4) + n % 8;
   }
 
  private:
@@ -168,17 +144,15 @@ struct LaneReader {
   }
 };
 
-// Accumulators of 16 kBlocks rows and kColumns columns: [block][4 n + e].
-template <int kBlocks, int kColumns>
-using Accumulators = float[kBlocks][kColumns / 2];
 __device__ inline float (&four(float* of))[4] { return *reinterpret_cast<float(*)[4]>(of); }
 
 // to += rows [first, first + 16 kBlocks) of `left` times those of `right`, kColumns of them, over
 // columns [16 c, 16 c + 16). Instructions that add to the same accumulators wait for one another,
 // so those of all others come in between.
 template <int kBlocks, int kColumns, int kSize>
-__device__ void multiply_rows(const LaneReader<kSize>& lane, int c, const FloatTile<kSize>& left,
-                              int first, const FloatTile<kSize>& right,
+__device__ void multiply_rows(const LaneReader<float, kSize>& lane, int c,
+                              const WarpTile<float, kSize>& left, int first,
+                              const WarpTile<float, kSize>& right,
                               Accumulators<kBlocks, kColumns>& to) {
   constexpr int kGroup = 4;
   LeftOperand a[kBlocks][2];
@@ -201,22 +175,14 @@ __device__ void multiply_rows(const LaneReader<kSize>& lane, int c, const FloatT
     }
   }
 }
-template <int kBlocks, int kColumns>
-__device__ void clear(Accumulators<kBlocks, kColumns>& to) {
-#pragma unroll
-  for (auto& block : to) {
-#pragma unroll
-    for (float& x : block) x = 0;
-  }
-}
-
 // sums += weights [16 kBlocks, kColumns] times rows [0, kColumns) of `values`. Column 2 t of 8
 // weights, which lane t of a row's four holds, is the t-th the instruction sums over, and 2 t + 1
 // the (t + 4)-th.
 template <int kBlocks, int kColumns, int kSize>
-__device__ void add_products(const LaneReader<kSize>& lane,
+__device__ void add_products(const LaneReader<float, kSize>& lane,
                              const Accumulators<kBlocks, kColumns>& weights,
-                             const FloatTile<kSize>& values, Accumulators<kBlocks, kSize>& sums) {
+                             const WarpTile<float, kSize>& values,
+                             Accumulators<kBlocks, kSize>& sums) {
 #pragma unroll
   for (int k = 0; k < kColumns / 8; ++k) {
     LeftOperand a[kBlocks];
@@ -243,9 +209,9 @@ __device__ void add_products(const LaneReader<kSize>& lane,
 
 // Such sums of one row of the lane (half 0 or 1) times `factor`, to `row`, which has `size`
 // columns.
-template <int kSize>
-__device__ void store_sums(const float (&sums)[kSize / 2], int half, float factor, float* row,
-                           int size) {
+template <class T, int kSize>
+requires(sizeof(T) == 4) __device__
+    void store_sums(const float (&sums)[kSize / 2], int half, float factor, T* row, int size) {
   const int t = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
   for (int c = 0; c < kSize / 32; ++c) {

@@ -1,8 +1,9 @@
-// What the forward and backward kernels in TF32 share.
+// What the forward and backward kernels by matrix instructions share.
 #pragma once
 
-#include "cuda/attention_job.cuh"
-#include "cuda/attention_tf32.h"
+#include "cuda/attention_mma.h"
+#include "cuda/attention_pairs.cuh"
+#include "cuda/tile/halves.cuh"
 #include "cuda/tile/launch.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/softmax.cuh"
@@ -10,14 +11,28 @@
 
 namespace qkv::cuda {
 
-// Heads are padded with zeros to 32, 64, 96 or 128.
+// Calls f.template operator()<T, kSize>() for elements of a dtype. Heads are padded with zeros, of
+// floats to 32, 64, 96 or 128, of 16 bits to 64 or 128.
 template <class F>
-auto dispatch_tf32_size(std::int64_t size, F&& f) {
-  if (size <= 32) return f.template operator()<32>();
-  if (size <= 64) return f.template operator()<64>();
-  if (size <= 96) return f.template operator()<96>();
-  return f.template operator()<128>();
+auto dispatch_mma(DType dtype, std::int64_t size, F&& f) {
+  if (dtype == DType::f32) {
+    if (size <= 32) return f.template operator()<float, 32>();
+    if (size <= 64) return f.template operator()<float, 64>();
+    if (size <= 96) return f.template operator()<float, 96>();
+    return f.template operator()<float, 128>();
+  }
+  if (dtype == DType::bf16) {
+    if (size <= 64) return f.template operator()<device_bf16, 64>();
+    return f.template operator()<device_bf16, 128>();
+  }
+  if (size <= 64) return f.template operator()<device_f16, 64>();
+  return f.template operator()<device_f16, 128>();
 }
+
+// Softcap, biases, masks of pairs and dropout are for elements of 16 bits; f32 has its own kernels
+// for them, which are exact.
+template <class T>
+inline constexpr bool kPairOptions = sizeof(T) == 2;
 
 // Blocks are begun in the order of their numbers. Several heads are worked on together, their first
 // tiles before their second, so that the longest come first: as many as have keys and values (for
@@ -28,12 +43,12 @@ struct WorkOrder {
   int tiles, pairs, at_once;  // of a head; heads of all sequences; and how many of them together
 
   WorkOrder(const AttentionJob& job, const AttentionGrid& grid, unsigned tiles_each, int heads,
-            std::int64_t rows_read)
+            std::int64_t rows_read, std::int64_t item)
       : tiles(static_cast<int>(tiles_each)), pairs(heads * static_cast<int>(grid.sequences)) {
     int device = 0, cache = 0;
     check_cuda(cudaGetDevice(&device), "attention");
     check_cuda(cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, device), "attention");
-    const std::int64_t bytes = rows_read * (job.head_size + job.value_size) * sizeof(float);
+    const std::int64_t bytes = rows_read * (job.head_size + job.value_size) * item;
     const std::int64_t fit = cache / 2 / std::max<std::int64_t>(1, bytes);
     const std::int64_t fill = kRounds * multiprocessors() / tiles + 1;
     at_once = static_cast<int>(std::min<std::int64_t>(std::max(fit, fill), pairs));
@@ -62,6 +77,9 @@ __device__ inline Sight sight_of(const AttentionJob& job, const Sequence& s) {
           min(s.k_rows, s.k_visible)};
 }
 
+// Four neighbouring keys share a random number, from a multiple of this on.
+inline constexpr int kRandomKeys = 4;
+
 __device__ inline bool meet(const KeyRange& a, int begin, int end) {
   return a.begin < end && a.end > begin && a.begin < a.end;
 }
@@ -76,6 +94,24 @@ __device__ inline int warp_number() {
 // Of the 16 rows of a block of accumulators, the lane's first (half 0) and second.
 __device__ inline int lane_row(int half) {
   return static_cast<int>(threadIdx.x) % 32 / 4 + 8 * half;
+}
+
+// What the lane's two rows of a block of queries see. Rows from q_seeing on see nothing.
+struct RowsSeen {
+  KeyRange of[2];
+};
+__device__ inline RowsSeen rows_seen(const Sight& sight, const Sequence& s, int first) {
+  RowsSeen seen;
+  for (int half = 0; half < 2; ++half) {
+    const int i = first + lane_row(half);
+    seen.of[half] = i < s.q_seeing ? sight.of(i) : KeyRange{0, 0};
+  }
+  return seen;
+}
+
+__device__ inline std::uint32_t quad_or(std::uint32_t x) {
+  x |= __shfl_xor_sync(0xffffffff, x, 1);
+  return x | __shfl_xor_sync(0xffffffff, x, 2);
 }
 
 }  // namespace qkv::cuda

@@ -1,5 +1,5 @@
-// Which calls the kernels in TF32 serve.
-#include "cuda/attention_tf32.h"
+// Which calls the kernels by matrix instructions serve.
+#include "cuda/attention_mma.h"
 
 #include <cstdlib>
 
@@ -10,25 +10,40 @@ namespace {
 
 constexpr std::int64_t kLargestHead = 128;
 
-// Vectors of 4 floats.
+// Vectors of 16 bytes.
 bool lies_well(const Tensor& x) {
   if (!x.defined()) return true;
-  return x.stride(3) == 1 && x.stride(2) % 4 == 0 && x.stride(1) % 4 == 0 && x.stride(0) % 4 == 0 &&
-         is_aligned(x.raw());
+  const std::int64_t each = 16 / static_cast<std::int64_t>(size_of(x.dtype()));
+  return x.stride(3) == 1 && x.stride(2) % each == 0 && x.stride(1) % each == 0 &&
+         x.stride(0) % each == 0 && is_aligned(x.raw());
 }
 
 std::int64_t largest_size(const AttentionProblem& p) { return std::max(p.head_size, p.value_size); }
 
-std::string why_not_either(const AttentionProblem& p, std::int64_t bytes_needed) {
-  if (p.head_size % 4 != 0 || p.value_size % 4 != 0) return "a head size that is no multiple of 4";
-  for (const Tensor* x : {&p.q, &p.k, &p.v}) {
-    if (x->dtype() != DType::f32) return "not f32";
-    if (!lies_well(*x)) return "rows do not begin at multiples of 16 bytes";
-  }
+// What is done to single pairs is done for elements of 16 bits only.
+std::string why_not_in_tf32(const AttentionProblem& p) {
+  if (!p.tf32) return "TF32 is not permitted";
   if (p.softcap > 0) return "there is a softcap";
   if (p.bias.defined() || p.has_diagonal_bias()) return "there is a bias";
   if (p.dropout > 0) return "there is dropout";
   if (p.allowed.defined()) return "there is a mask of pairs";
+  return "";
+}
+
+std::string why_not_either(const AttentionProblem& p, std::int64_t bytes_needed) {
+  const DType dtype = p.q.dtype();
+  if (dtype == DType::f32) {
+    const std::string reason = why_not_in_tf32(p);
+    if (!reason.empty()) return reason;
+  }
+  const std::int64_t each = 16 / static_cast<std::int64_t>(size_of(dtype));
+  if (p.head_size % each != 0 || p.value_size % each != 0) {
+    return "a head size that is no multiple of " + std::to_string(each);
+  }
+  for (const Tensor* x : {&p.q, &p.k, &p.v}) {
+    if (x->dtype() != dtype) return "dtypes differ";
+    if (!lies_well(*x)) return "rows do not begin at multiples of 16 bytes";
+  }
   if (p.has_global()) return "there are global positions";
   if (!(p.scale > 0)) return "scale is not positive";
   if (p.sequences.empty() || p.q.numel() == 0 || p.k.numel() == 0) return "there is nothing to do";
@@ -45,22 +60,21 @@ std::string why_not_either(const AttentionProblem& p, std::int64_t bytes_needed)
 
 }  // namespace
 
-std::string why_not_tf32(const AttentionProblem& p, const AttentionResults& results) {
-  if (watches_scores(results.statistics) || results.statistics.received.defined()) {
-    return "statistics are asked for";
-  }
+std::string why_not_mma(const AttentionProblem& p, const AttentionResults& results) {
+  if (results.statistics.received.defined()) return "what keys receive is asked for";
+  if (watches_scores(results.statistics)) return "statistics are asked for";
   if (largest_size(p) > kLargestHead) return "a head size above 128";
   if (!lies_well(results.out)) return "rows do not begin at multiples of 16 bytes";
-  return why_not_either(p, tf32_forward_bytes(largest_size(p)));
+  return why_not_either(p, mma_forward_bytes(p.q.dtype(), largest_size(p)));
 }
 
-std::string why_not_tf32(const AttentionProblem& p, const AttentionBackward& t) {
+std::string why_not_mma(const AttentionProblem& p, const AttentionBackward& t) {
   if (t.dentropy.defined()) return "there is a gradient of the entropy";
   if (largest_size(p) > kLargestHead) return "a head size above 128";
   for (const Tensor* x : {&t.dout, &t.out, &t.dq, &t.dk, &t.dv}) {
     if (!lies_well(*x)) return "rows do not begin at multiples of 16 bytes";
   }
-  return why_not_either(p, tf32_backward_bytes(largest_size(p)));
+  return why_not_either(p, mma_backward_bytes(p.q.dtype(), largest_size(p)));
 }
 
 }  // namespace qkv::cuda

@@ -1,0 +1,286 @@
+// Attention backward by matrix instructions: one kernel for dq and one for dk and dv, which are two
+// views of the same computation. A block has rows of its own (queries; keys), which stay in shared
+// memory with their results in registers, and walks over those that they see (keys; queries), which
+// pass. Every sum has one order, and nothing is S x S.
+//
+//   stay   pass    p = e^(scale stay1 pass1^T - lse)      results
+//   q, dout  k, v    ds = p (stay2 pass2^T + base)          dq = scale ds k
+//   k, v     q, dout                                        dk = scale ds q, dv = p dout
+#include "cuda/attention_mma_gradient.cuh"
+
+namespace qkv::cuda {
+namespace {
+
+template <class T, int kSize>
+struct BackwardPlan {
+  static constexpr bool kWide = kSize > 64;
+  // Registers hold two results of 32 rows up to size 64, of 16 beyond.
+  static constexpr int kBlocks = kWide ? 1 : 2, kWarps = kWide ? 8 : 4, kAtOnce = kWide ? 1 : 2;
+  static constexpr int kThreads = 32 * kWarps, kWarpRows = 16 * kBlocks;
+  static constexpr int kRows = kWarpRows * kWarps;
+  static constexpr int kColumns = 32, kStages = 2;  // of what passes
+  static constexpr int kElements = 2 * (kRows + kStages * kColumns) * kSize;
+  static constexpr int kNumbers = kTerms<T> * kStages * kColumns;  // of queries that pass
+  static constexpr int kBytes =
+      kElements * static_cast<int>(sizeof(T)) + kNumbers * static_cast<int>(sizeof(float));
+};
+
+// Beyond this an f32 lse errs by more than a weight that is rounded to 16 bits may.
+constexpr float kExactLse = 1024;
+
+// The largest score of a row and the sum of e^(score - largest), by a warp; for few rows.
+template <class T>
+__device__ float2 exact_row(const AttentionJob& job, const Sequence& s, int sequence, int head,
+                            int i) {
+  const T* const q = job.q.at<const T>(s.q_batch, head, s.q_start + i);
+  const auto score = [&](int j) {
+    const T* const k = job.k.at<const T>(s.k_batch, head / job.group, s.k_start + j);
+    float dot = 0;
+    for (int d = 0; d < job.head_size; ++d) dot += to_float(q[d]) * to_float(k[d]);
+    return score_of(job, s, sequence, head, i, j, dot);
+  };
+  const float sink = job.sinks != nullptr ? job.sinks[head] : -INFINITY;
+  float top = sink, sum = 0;
+  const Range keys = keys_seen(job, s, i, i);
+  const int begin = static_cast<int>(keys.begin) + static_cast<int>(threadIdx.x) % 32;
+  for (int j = begin; j < keys.end; j += 32) {
+    const Score pair = score(j);
+    if (pair.visible) top = fmaxf(top, pair.s);
+  }
+  for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
+  for (int j = begin; j < keys.end; j += 32) {
+    const Score pair = score(j);
+    if (pair.visible) sum += expf(pair.s - top);
+  }
+  return {top, warp_sum(sum) + (sink == -INFINITY ? 0.0f : expf(sink - top))};
+}
+
+// A warp for each row: what p and ds are made of.
+constexpr int kRowWarps = 8;
+template <class T>
+__global__ void __launch_bounds__(kRowWarps * 32)
+    mma_rows_kernel(const __grid_constant__ AttentionJob job, MmaBackward x) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, head = static_cast<int>(blockIdx.y);
+  const int sequence = static_cast<int>(blockIdx.z);
+  const Sequence s = job.sequences[sequence];
+  const int i = static_cast<int>(blockIdx.x) * kRowWarps + static_cast<int>(threadIdx.x) / 32;
+  if (i >= s.q_rows) return;
+  const T* const a = x.tensors.dout.at<const T>(s.q_batch, head, s.q_start + i);
+  const T* const b = x.tensors.out.at<const T>(s.q_batch, head, s.q_start + i);
+  float dot = 0;
+  for (int d = lane; d < job.value_size; d += 32) dot += to_float(a[d]) * to_float(b[d]);
+  dot = warp_sum(dot);
+  const std::int64_t at = job.lse_row(s, head, i);
+  const float lse = x.tensors.lse[at];
+  const bool sees = lse != -INFINITY, changes = kPairOptions<T> && changes_scores(job);
+  float2 row{lse, 1};
+  if (changes && sees && fabsf(lse) > kExactLse) row = exact_row<T>(job, s, sequence, head, i);
+  if (lane != 0) return;
+  x.shift[at] = !sees ? INFINITY : changes ? row.x : lse * kLog2e;  // INFINITY: all p are 0
+  x.rows.top[at] = sees ? row.x : 0.0f;
+  x.rows.share[at] = sees ? 1 / row.y : 0.0f;
+  x.rows.base[at] = (x.tensors.dlse != nullptr ? x.tensors.dlse[at] : 0.0f) - dot;
+}
+
+template <class T, int kSize, bool kOfKeys>
+__global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan<T, kSize>::kAtOnce)
+    mma_backward_kernel(const __grid_constant__ AttentionJob job, WorkOrder order,
+                        const __grid_constant__ MmaBackward x) {
+  using Plan = BackwardPlan<T, kSize>;
+  using Tile = WarpTile<T, kSize>;
+  constexpr int kRows = Plan::kRows, kWarpRows = Plan::kWarpRows, kBlocks = Plan::kBlocks;
+  constexpr int kColumns = Plan::kColumns, kStages = Plan::kStages;
+  using Pairs = PairBlock<kOfKeys, kColumns>;
+  extern __shared__ __align__(128) char room[];
+  const Tile stay1{reinterpret_cast<T*>(room)}, stay2{stay1.data + kRows * kSize};
+  T* const passing = stay2.data + kRows * kSize;
+  const auto pass1 = [&](int stage) { return Tile{passing + 2 * stage * kColumns * kSize}; };
+  const auto pass2 = [&](int stage) { return Tile{passing + (2 * stage + 1) * kColumns * kSize}; };
+  // [stage][term][column]
+  auto* const numbers = reinterpret_cast<float*>(passing + 2 * kStages * kColumns * kSize);
+
+  const LaneReader<T, kSize> lane;
+  const int thread = static_cast<int>(threadIdx.x), t = thread % 4;
+  const Place place(order);
+  const int heads = kOfKeys ? job.heads / job.group : job.heads, own_head = place.pair % heads;
+  const int sequence = place.pair / heads;
+  const Sequence s = job.sequences[sequence];
+  // First those that take longest under a causal mask: the last queries, the first keys.
+  const int first = (kOfKeys ? place.tile : order.tiles - 1 - place.tile) * kRows;
+  const int rows = kOfKeys ? s.k_rows : s.q_rows;
+  if (first >= rows) return;
+  const Sight sight = sight_of(job, s);
+  const bool hides = kPairOptions<T> && hides_pairs(job);
+  const int seeing = kOfKeys ? sight.visible : s.q_seeing;  // rows from here on see nothing
+  const auto sees = [&](int row) -> KeyRange {
+    if (row >= seeing) return {0, 0};
+    return kOfKeys ? sight.rows_of(row, s.q_seeing) : sight.of(row);
+  };
+  // Of rows [from, to): what some of them see, and what all of them see.
+  const auto some = [&](int from, int to) -> KeyRange {
+    to = min(to, seeing);
+    return from < to ? KeyRange{sees(from).begin, sees(to - 1).end} : KeyRange{0, 0};
+  };
+  const auto all = [&](int from, int to) -> KeyRange {
+    to = min(to, rows);
+    return from < to && to <= seeing && !hides ? KeyRange{sees(to - 1).begin, sees(from).end}
+                                               : KeyRange{0, 0};
+  };
+  const int warp = warp_number(), mine = first + kWarpRows * warp;
+  KeyRange range = some(first, first + kRows);
+  if (!kOfKeys) range.begin = range.begin / kRandomKeys * kRandomKeys;
+  const KeyRange all_see = all(first, first + kRows);
+  const KeyRange warp_some = some(mine, mine + kWarpRows), warp_all = all(mine, mine + kWarpRows);
+  const int tiles = max(0, (range.end - range.begin + kColumns - 1) / kColumns);
+  const int steps = kOfKeys ? tiles * job.group : tiles;
+
+  // Step n has tile n % tiles of what passes; of keys, for each head of the group in turn.
+  const auto position = [&](int n) { return range.begin + n % tiles * kColumns; };
+  const auto query_head = [&](int n) {
+    return kOfKeys ? own_head * job.group + n / tiles : own_head;
+  };
+  const auto load_step = [&](int n) {
+    if (n >= steps) return;
+    const int at = position(n), stage = n % kStages, count = range.end - at;
+    const int head = kOfKeys ? query_head(n) : own_head / job.group;
+    const Rows &a = kOfKeys ? job.q : job.k, &b = kOfKeys ? x.tensors.dout : job.v;
+    const int batch = kOfKeys ? s.q_batch : s.k_batch, row = (kOfKeys ? s.q_start : s.k_start) + at;
+    pass1(stage).template load<kColumns, Plan::kThreads>(a.at<const T>(batch, head, row), a.row,
+                                                         count, job.head_size);
+    pass2(stage).template load<kColumns, Plan::kThreads>(b.at<const T>(batch, head, row), b.row,
+                                                         count, job.value_size);
+    if (kOfKeys && thread < kTerms<T> * kColumns) {
+      const int column = thread % kColumns, term = thread / kColumns;
+      const float* const from = term == kShift  ? x.shift
+                                : term == kBase ? x.rows.base
+                                                : x.rows.share;
+      const bool present = column < count;
+      copy_word_later(numbers + kTerms<T> * stage * kColumns + thread,
+                      from + job.lse_row(s, head, at + (present ? column : 0)), present);
+    }
+    end_group();
+  };
+
+  float terms[kTerms<T>][kBlocks][2] = {};  // of queries that stay
+  if (steps > 0) {
+    const Rows &a = kOfKeys ? job.k : job.q, &b = kOfKeys ? job.v : x.tensors.dout;
+    const int batch = kOfKeys ? s.k_batch : s.q_batch;
+    const int row = (kOfKeys ? s.k_start : s.q_start) + first;
+    stay1.template load<kRows, Plan::kThreads>(a.at<const T>(batch, own_head, row), a.row,
+                                               seeing - first, job.head_size);
+    stay2.template load<kRows, Plan::kThreads>(b.at<const T>(batch, own_head, row), b.row,
+                                               seeing - first, job.value_size);
+    load_step(0);
+    wait_for_groups<0>();
+    __syncthreads();
+    stay1.template pack_left<kRows, Plan::kThreads>();
+    stay2.template pack_left<kRows, Plan::kThreads>();
+    if constexpr (!kOfKeys) {
+#pragma unroll
+      for (int r = 0; r < 2 * kBlocks; ++r) {
+        const int i = mine + r / 2 * 16 + lane_row(r % 2);
+        if (i >= rows) continue;
+        const std::int64_t row = job.lse_row(s, own_head, i);
+        terms[kShift][r / 2][r % 2] = x.shift[row];
+        terms[kBase][r / 2][r % 2] = x.rows.base[row];
+        if constexpr (kTerms < T >> kShare) terms[kShare][r / 2][r % 2] = x.rows.share[row];
+      }
+    }
+  }
+
+  Accumulators<kBlocks, kSize> sums1 = {}, sums2 = {};  // the latter of dv alone
+#pragma unroll 1
+  for (int n = 0; n < steps; ++n) {
+    const int at = position(n), stage = n % kStages;
+    wait_for_groups<0>();
+    __syncthreads();  // this step's tiles are there, and nobody needs the last one's
+    load_step(n + 1);
+    if (!contains(all_see, at, at + kColumns)) {
+      // 0 times what is not finite would be felt by who does not see it.
+      bool tame = pass1(stage).template is_all_tame<kColumns, Plan::kThreads>();
+      if (kOfKeys) tame &= pass2(stage).template is_all_tame<kColumns, Plan::kThreads>();
+      if (!tame) *x.failed = 1;
+    }
+    if (!meet(warp_some, at, at + kColumns)) continue;
+    Accumulators<kBlocks, kColumns> p, ds;
+    clear<kBlocks, kColumns>(p);
+    clear<kBlocks, kColumns>(ds);
+#pragma unroll
+    for (int c = 0; c < kSize / 16; ++c) {
+      multiply_rows<kBlocks, kColumns>(lane, c, stay1, kWarpRows * warp, pass1(stage), p);
+      multiply_rows<kBlocks, kColumns>(lane, c, stay2, kWarpRows * warp, pass2(stage), ds);
+    }
+    // A term of two neighbouring columns, the first of which is the lane's 2 i-th, in both rows.
+    const auto terms_of = [&](int term, int m, int i, float(&to)[2][2]) {
+      if constexpr (kOfKeys) {
+        const float2 two = *reinterpret_cast<const float2*>(
+            numbers + (kTerms<T> * stage + term) * kColumns + 8 * i + 2 * t);
+        to[0][0] = to[1][0] = two.x, to[0][1] = to[1][1] = two.y;
+      } else {
+        to[0][0] = to[0][1] = terms[term][m][0], to[1][0] = to[1][1] = terms[term][m][1];
+      }
+    };
+    const bool sees_all = contains(warp_all, at, at + kColumns);
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+      const Pairs pairs{sequence, query_head(n), mine + 16 * m, at};
+      const auto terms_of_block = [&](int term, int i, float(&to)[2][2]) {
+        terms_of(term, m, i, to);
+      };
+      PairGradient<T, kOfKeys, kColumns> gradient{job, s, pairs};
+      if (!sees_all) {
+        const int row = mine + 16 * m;
+        gradient.see({sees(row + lane_row(0)), sees(row + lane_row(1))});
+      }
+      gradient.make(p[m], ds[m], terms_of_block, true);
+    }
+    if constexpr (kOfKeys) add_products<kBlocks, kColumns>(lane, p, pass2(stage), sums2);
+    add_products<kBlocks, kColumns>(lane, ds, pass1(stage), sums1);
+  }
+
+#pragma unroll
+  for (int r = 0; r < 2 * kBlocks; ++r) {
+    const int row = mine + r / 2 * 16 + lane_row(r % 2);
+    if (row >= rows) continue;
+    const Rows& to = kOfKeys ? x.tensors.dk : x.tensors.dq;
+    const int batch = kOfKeys ? s.k_batch : s.q_batch;
+    const int place = (kOfKeys ? s.k_start : s.q_start) + row;
+    store_sums<T, kSize>(sums1[r / 2], r % 2, job.scale, to.at<T>(batch, own_head, place),
+                         job.head_size);
+    if constexpr (kOfKeys) {
+      store_sums<T, kSize>(sums2[r / 2], r % 2, kPairOptions<T> ? job.kept : 1.0f,
+                           x.tensors.dv.at<T>(batch, own_head, place), job.value_size);
+    }
+  }
+}
+
+}  // namespace
+
+std::int64_t mma_backward_bytes(DType dtype, std::int64_t size) {
+  return dispatch_mma(dtype, size,
+                      [&]<class T, int kSize>() { return BackwardPlan<T, kSize>::kBytes; });
+}
+
+void mma_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
+                  const MmaBackward& x, cudaStream_t stream) {
+  check_cuda(cudaMemsetAsync(x.failed, 0, sizeof(*x.failed), stream), "attention backward");
+  const auto heads = static_cast<unsigned>(job.heads);
+  dispatch_mma(dtype, std::max(job.head_size, job.value_size), [&]<class T, int kSize>() {
+    mma_rows_kernel<T>
+        <<<dim3(grid.row_tiles(kRowWarps), heads, grid.sequences), kRowWarps * 32, 0, stream>>>(job,
+                                                                                                x);
+    using Plan = BackwardPlan<T, kSize>;
+    const auto run = [&](auto* kernel, const WorkOrder& order) {
+      allow_shared(reinterpret_cast<const void*>(kernel), Plan::kBytes);
+      kernel<<<order.blocks(), Plan::kThreads, Plan::kBytes, stream>>>(job, order, x);
+    };
+    run(mma_backward_kernel<T, kSize, false>,
+        WorkOrder(job, grid, grid.row_tiles(Plan::kRows), job.heads, grid.longest_k, sizeof(T)));
+    run(mma_backward_kernel<T, kSize, true>,
+        WorkOrder(job, grid, grid.key_tiles(Plan::kRows), job.heads / job.group,
+                  grid.longest_q * job.group, sizeof(T)));
+  });
+  check_launch("attention backward");
+}
+
+}  // namespace qkv::cuda

@@ -1,0 +1,228 @@
+// What the contract does to single pairs, on the accumulators of a warp: softcap, biases, who sees
+// whom, dropout. Options are asked for once per block of accumulators, never per pair, and who is
+// seen and what is kept are words of one bit per pair.
+#pragma once
+
+#include "cuda/attention_job.cuh"
+#include "cuda/tile/mask.cuh"
+#include "cuda/tile/softmax.cuh"
+
+namespace qkv::cuda {
+
+// Whether scores are more than a product times a scale.
+__device__ inline bool changes_scores(const AttentionJob& job) {
+  return job.softcap > 0 || job.bias.data != nullptr || job.slopes != nullptr ||
+         job.table != nullptr;
+}
+// Whether pairs may be hidden that lie within the interval their row sees.
+__device__ inline bool hides_pairs(const AttentionJob& job) {
+  return job.allowed.data != nullptr || job.bias.data != nullptr;
+}
+
+// Of a lane's accumulators of a block [16, kColumns], one bit each, for each of its two rows: bit n
+// is column 8 (n / 2) + 2 (lane % 4) + n % 2.
+struct PairBits {
+  std::uint32_t of[2];
+
+  __device__ bool all(std::uint32_t bits) const { return (of[0] & of[1]) == bits; }
+};
+
+// Where a block of accumulators lies: rows are queries and columns keys, or the other way round.
+template <bool kOfKeys, int kColumns>
+struct PairBlock {
+  static constexpr int kEach = kColumns / 4;  // pairs of a lane in a row
+  static constexpr std::uint32_t kAll = (1u << kEach) - 1;
+  static_assert(kEach < 32);
+
+  int sequence, head;
+  int row, column;  // of its first pair
+
+  __device__ static int lane_row(int r) { return static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r; }
+  __device__ static int lane_column(int n) {
+    return n / 2 * 8 + 2 * (static_cast<int>(threadIdx.x) % 4) + n % 2;
+  }
+  __device__ int query(int r, int n) const {
+    return kOfKeys ? column + lane_column(n) : row + lane_row(r);
+  }
+  __device__ int key(int r, int n) const {
+    return kOfKeys ? row + lane_row(r) : column + lane_column(n);
+  }
+  // Visits the lane's accumulators: visit(x, row, bit).
+  template <class Visit>
+  __device__ __forceinline__ static void each(float (&x)[kColumns / 2], Visit visit) {
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) visit(x[n / 2 * 4 + 2 * r + n % 2], r, n);
+    }
+  }
+  __device__ __forceinline__ static void keep_only(float (&x)[kColumns / 2], const PairBits& bits,
+                                                   float other) {
+    each(x, [&](float& value, int r, int n) {
+      if ((bits.of[r] >> n & 1) == 0) value = other;
+    });
+  }
+
+  // What the rows see, as intervals of columns.
+  __device__ PairBits seen_in(const KeyRange (&seen)[2]) const {
+    const int first = column + lane_column(0);
+    return {{(keys_before(seen[0].end - first) & ~keys_before(seen[0].begin - first)) & kAll,
+             (keys_before(seen[1].end - first) & ~keys_before(seen[1].begin - first)) & kAll}};
+  }
+  // Takes out what a mask of pairs hides.
+  __device__ void apply_mask(const AttentionJob& job, const Sequence& s, PairBits& bits) const {
+    if (job.allowed.data == nullptr) return;
+    std::uint32_t allowed[2] = {};
+    read<bool>(job.allowed, s,
+               [&](bool is, int r, int n) { allowed[r] |= static_cast<std::uint32_t>(is) << n; });
+    bits.of[0] &= allowed[0];
+    bits.of[1] &= allowed[1];
+  }
+
+  // From products to scores: softcap here, biases below. `slopes`, if there is a block of them, is
+  // multiplied by the derivative of the softcap.
+  __device__ __forceinline__ static void scale_scores(const AttentionJob& job,
+                                                      float (&x)[kColumns / 2],
+                                                      float (*slopes)[kColumns / 2] = nullptr) {
+    if (job.softcap == 0) {
+      each(x, [&](float& score, int, int) { score *= job.scale; });
+      return;
+    }
+    const float inner = job.scale / job.softcap;
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const float tanh = tanh_fast(x[i] * inner);
+      x[i] = job.softcap * tanh;
+      if (slopes != nullptr) (*slopes)[i] *= 1 - tanh * tanh;
+    }
+  }
+  // A bias of -inf hides its pair.
+  __device__ __forceinline__ void add_bias(const AttentionJob& job, const Sequence& s,
+                                           float (&x)[kColumns / 2], PairBits& bits) const {
+    if (job.bias.data != nullptr) {
+      switch (job.bias_dtype) {
+        case DType::bf16: return add_tensor<device_bf16>(job, s, x, bits);
+        case DType::f16: return add_tensor<device_f16>(job, s, x, bits);
+        default: return add_tensor<float>(job, s, x, bits);
+      }
+    }
+    if (job.slopes == nullptr && job.table == nullptr) return;
+    // Of the lane's first pair, and what a step along rows and columns does to it.
+    const int relative = key(0, 0) - query(0, 0) - static_cast<int>(s.offset);
+    constexpr int kRow = kOfKeys ? 8 : -8, kColumn = kOfKeys ? -1 : 1;
+    const auto distance = [&](int r, int n) {
+      return relative + r * kRow + (n / 2 * 8 + n % 2) * kColumn;
+    };
+    if (job.slopes != nullptr) {
+      const float slope = job.slopes[sequence * job.slopes_batch + head * job.slopes_head];
+      each(x, [&](float& score, int r, int n) {
+        score = fmaf(-slope, static_cast<float>(abs(distance(r, n))), score);
+      });
+      return;
+    }
+    const float* const table = job.diagonal + std::int64_t{head} * (2 * job.bucket_reach + 1);
+    each(x, [&](float& score, int r, int n) {
+      score += table[min(max(distance(r, n) + job.bucket_reach, 0), 2 * job.bucket_reach)];
+    });
+  }
+
+  // Which pairs dropout keeps. Four neighbouring keys share a random number: each lane makes a
+  // quarter of them (of keys: rows) or half (columns), and tells its neighbours.
+  __device__ PairBits kept(const AttentionJob& job) const {
+    PairBits bits{};
+    const int lane = static_cast<int>(threadIdx.x) % 32, t = lane % 4;
+    const auto draw = [&](int i, int j) {
+      const uint4 words =
+          philox(make_uint4(static_cast<std::uint32_t>(j / 4), static_cast<std::uint32_t>(i),
+                            static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(sequence)),
+                 job.seed);
+      return (words.x >= job.drop_below ? 1u : 0u) | (words.y >= job.drop_below ? 2u : 0u) |
+             (words.z >= job.drop_below ? 4u : 0u) | (words.w >= job.drop_below ? 8u : 0u);
+    };
+#pragma unroll 1
+    for (int r = 0; r < 2; ++r) {
+      std::uint32_t word = 0;
+      if constexpr (kOfKeys) {
+        // Lanes 4 g + t with the same t and the same g / 4 share their keys' numbers.
+        const int g = lane / 4;
+#pragma unroll 2
+        for (int n = 0; n < kEach; n += 4) {
+          const std::uint32_t four = draw(query(r, n + g % 4), key(r, 0));
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const std::uint32_t from = __shfl_sync(0xffffffff, four, (g / 4 * 4 + c) * 4 + t);
+            word |= (from >> (g % 4) & 1) << (n + c);
+          }
+        }
+      } else {
+        // Lanes t and t ^ 1 do.
+#pragma unroll 2
+        for (int n = 0; n < kEach; n += 4) {
+          const std::uint32_t mine = draw(query(r, 0), key(r, n + 2 * (t % 2)) - 2 * (t % 2));
+          const std::uint32_t other = __shfl_xor_sync(0xffffffff, mine, 1);
+          const std::uint32_t low = t % 2 == 0 ? mine : other, high = t % 2 == 0 ? other : mine;
+          word |= (low >> (2 * (t % 2)) & 3) << n | (high >> (2 * (t % 2)) & 3) << (n + 2);
+        }
+      }
+      bits.of[r] = word;
+    }
+    return bits;
+  }
+
+ private:
+  template <class B>
+  __device__ __forceinline__ void add_tensor(const AttentionJob& job, const Sequence& s,
+                                             float (&x)[kColumns / 2], PairBits& bits) const {
+    read<B>(job.bias, s, [&](B value, int r, int n) {
+      const float bias = to_float(value);
+      x[n / 2 * 4 + 2 * r + n % 2] += bias;
+      if (bias == -kInfinity) bits.of[r] &= ~(1u << n);
+    });
+  }
+
+  // Reads what [B, H, Sq, Sk] `from` says of each pair: visit(value, row, bit). Pairs that do not
+  // exist get the value of some other.
+  template <class B, class Visit>
+  __device__ __forceinline__ void read(const Rows& from, const Sequence& s, Visit visit) const {
+    const int rows = kOfKeys ? s.k_rows : s.q_rows, columns = kOfKeys ? s.q_rows : s.k_rows;
+    if (row + 16 > rows || column + kColumns > columns) {
+#pragma unroll
+      for (int n = 0; n < kEach; ++n) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int i = min(query(r, n), s.q_rows - 1), j = min(key(r, n), s.k_rows - 1);
+          visit(from.at<const B>(s.q_batch, head, i)[j * from.element], r, n);
+        }
+      }
+      return;
+    }
+    const B* const first =
+        from.at<const B>(s.q_batch, head, query(0, 0)) + key(0, 0) * from.element;
+    const std::int64_t down = kOfKeys ? from.element : from.row;
+    const std::int64_t right = kOfKeys ? from.row : from.element;
+    struct alignas(2 * sizeof(B)) Two {
+      B x, y;
+    };
+    const bool by_two =
+        right == 1 && reinterpret_cast<std::uintptr_t>(first) % sizeof(Two) == 0 && down % 2 == 0;
+    if (!kOfKeys && __all_sync(0xffffffff, by_two)) {
+#pragma unroll
+      for (int n = 0; n < kEach; n += 2) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const Two two = *reinterpret_cast<const Two*>(first + 8 * r * down + 4 * n);
+          visit(two.x, r, n);
+          visit(two.y, r, n + 1);
+        }
+      }
+      return;
+    }
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) visit(first[8 * r * down + (n / 2 * 8 + n % 2) * right], r, n);
+    }
+  }
+};
+
+}  // namespace qkv::cuda
