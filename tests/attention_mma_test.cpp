@@ -110,10 +110,9 @@ TEST_P(AttentionMma, IsTakenOnAGpu) {
   expect_mma("table", [](Case& c) { c.buckets = 32; });
   expect_mma("dropout", [](Case& c) { c.dropout = 0.1f; });
   expect_mma("pairs", [](Case& c) { c.allowed = {1, 1, 150, 205}; });
-  expect_mma("sinks", [](Case& c) { c.sinks = true; });
   expect_mma("values of another size", [](Case& c) { c.value_size = 32; });
   EXPECT_EQ(kernels([](Case& c) { c.softcap = 2; }).backward, "mma");
-  EXPECT_EQ(kernels([](Case& c) { c.head_size = 136, c.sinks = true; }).forward,
+  EXPECT_EQ(kernels([](Case& c) { c.head_size = 136, c.slopes = {2}; }).forward,
             "general: a head size above 128");
   EXPECT_EQ(kernels([](Case& c) { c.head_size = 60; }).forward,
             "general: a head size that is no multiple of 8");

@@ -238,6 +238,8 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
     mma = {tensors, rows, arrays.next(), static_cast<std::uint32_t*>(failed.raw())};
     cuda::mma_backward(job, prepared.grid, dtype, *mma, stream());
     job.only_if = mma->failed;  // of the general kernels behind it
+  } else if (faster.served != nullptr && p.sinks.defined()) {
+    cuda::mma_rows(job, prepared.grid, dtype, {tensors, rows, arrays.next(), nullptr}, stream());
   }
   if (t.dentropy.defined()) {
     rows.dentropy = arrays.next();

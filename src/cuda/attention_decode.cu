@@ -38,6 +38,7 @@ struct Params {
   const void* values;  // V again, for the rare path that reads it by hand
   void* out;
   float* lse;
+  const float* sinks;  // [heads], or null
   // Of every block, when the keys are split: its rows' out before the division [16][D], and their
   // maximum and sum [16].
   float* part_out;
@@ -124,9 +125,24 @@ __device__ void store(const Params& p, const Unit& unit, int row, int column, fl
 __device__ inline void store_lse(const Params& p, const Unit& unit, int row, float maximum,
                                  float sum) {
   if (!p.lse) return;
+  float lse = sum == 0 ? -kInfinity : (maximum * p.scale + log2f(sum)) * kLn2;
+  if (p.sinks) {
+    const KeyRange seen = unit.seen(p, row);
+    const float sink = p.sinks[unit.head(p, row)];
+    float share = 1;
+    if (sum != 0)
+      lse = with_sink(sink, lse, share);
+    else if (seen.begin < seen.end)
+      lse = sink;
+  }
   p.lse[(std::int64_t(unit.sequence.q_batch) * p.heads + unit.head(p, row)) * p.q_rows +
-        unit.sequence.q_start + unit.query(p, row)] =
-      sum == 0 ? -kInfinity : (maximum * p.scale + log2f(sum)) * kLn2;
+        unit.sequence.q_start + unit.query(p, row)] = lse;
+}
+// The sum of a row's weights relative to its largest score, with the sink's.
+__device__ inline float whole_sum(const Params& p, const Unit& unit, int row, float maximum,
+                                  float sum) {
+  if (!p.sinks || sum == 0) return sum;
+  return sum + exp2f(p.sinks[unit.head(p, row)] * kLog2e - maximum * p.scale);
 }
 
 // What part i of a row counts when parts are put together. A part that saw nothing has sum 0, and
@@ -312,7 +328,8 @@ __global__ void __launch_bounds__(32 * kWarps)
       value += weight * shared.out[w][at][column];
     }
     if (whole) {
-      store<S>(p, unit, at, column, sum == 0 ? 0 : value / sum);
+      store<S>(p, unit, at, column,
+               sum == 0 ? 0 : value / whole_sum(p, unit, at, largest, sum));
       if (column == 0) store_lse(p, unit, at, largest, sum);
     } else {
       const std::int64_t record = (std::int64_t(blockIdx.x) * kRows + at);
@@ -351,8 +368,9 @@ __global__ void __launch_bounds__(32 * kWarps)
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+    const float whole = whole_sum(p, unit, at, largest, sum);
     for (int n = lane; n < p.parts; n += 32)
-      if (sum != 0) shared.block_part[at][n].x /= sum;
+      if (sum != 0) shared.block_part[at][n].x /= whole;
     if (lane == 0) store_lse(p, unit, at, largest, sum);
   }
   __syncthreads();
@@ -396,6 +414,7 @@ void launch(const Sm90Forward& call, const DecodePlan& plan, void* workspace, cu
   p.values = call.v;
   p.out = call.out;
   p.lse = call.lse;
+  p.sinks = call.sinks;
   p.tickets = call.ticket;
   p.q_strides = call.q_strides;
   p.v_strides = call.v_strides;

@@ -128,6 +128,7 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
   p.out = call.out;
   p.values = call.v;
   p.lse = call.lse;
+  p.sinks = call.sinks;
   p.out_strides = call.out_strides;
   p.v_strides = call.v_strides;
   p.sequences = call.sequences;
@@ -227,6 +228,7 @@ const char* why_not_sm90_forward(const Sm90Forward& call) {
     return "head size is not a multiple of 8 up to 256";
   if (!(call.scale > 0)) return "scale is not positive";
   if (call.statistics && call.softcap > 0) return "statistics with softcap";
+  if (call.statistics && call.sinks) return "statistics with sinks";
   if (call.statistics && call.scale > kLargestWatchedScale) return "statistics with a large scale";
   const auto mapped = [&](const void* data, const Sm90Strides& s) {
     return can_map({data, 0, 0, 0, 0, s.batch, s.head, s.row});

@@ -1,7 +1,7 @@
 // Attention forward for Hopper GPUs: bf16 and f16 through the tensor cores' warpgroup products.
 // docs/cuda.md shows how it is laid out. It serves what can be written as one interval of keys per
 // row (causal, windows, lengths, packed sequences), grouped heads, softcap, and every statistic but
-// `received`; biases, dropout and sinks go to the general kernel.
+// `received`; biases, dropout and masks of pairs go to other kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -53,6 +53,7 @@ struct Sm90Forward {
   const void* v = nullptr;  // the same shape
   void* out = nullptr;      // [q_batches, heads, q_rows, head_size]
   float* lse = nullptr;     // [q_batches, heads, q_rows] contiguous, or null
+  const float* sinks = nullptr;  // [heads], or null
   Sm90Strides q_strides, k_strides, v_strides, out_strides;
   std::int64_t q_batches = 0, k_batches = 0, heads = 0, key_heads = 0, q_rows = 0, k_rows = 0;
   std::int64_t head_size = 0, value_size = 0;

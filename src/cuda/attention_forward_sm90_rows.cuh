@@ -89,8 +89,14 @@ __device__ void finish_rows(const Params& p, const Work& work, int warp, OnlineS
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int at = row + 8 * r;
-    const bool sees = at < work.seeing && softmax.sum[r] != 0;
+    bool sees = at < work.seeing && softmax.sum[r] != 0;
     factor[r] = softmax.sum[r] == 0 ? 0 : __fdividef(1, softmax.sum[r]);
+    if (p.sinks) {
+      const KeyRange seen = work.sight.of(work.row0 + at);
+      const float sink = p.sinks[work.head];
+      lse[r] = softmax.sum[r] == 0 ? sink : with_sink(sink, lse[r], factor[r]);
+      sees = at < work.seeing && seen.begin < seen.end;
+    }
     if (p.lse && at < work.rows && threadIdx.x % 4 == 0)
       p.lse[work.first_row + at] = sees ? lse[r] : -kInfinity;
   }

@@ -44,6 +44,7 @@ struct Params {
   void* out;
   const void* values;  // V again, for the rare path that reads it by hand
   float* lse;
+  const float* sinks;  // [heads], or null
   Sm90Strides out_strides, v_strides;
   const Sm90Sequence* sequences;
   Sm90Sequence all_alike;

@@ -87,6 +87,7 @@ Sm90Forward call_of(const AttentionProblem& p, const AttentionResults& results) 
     call.pages_each = p.pages.size(1);
     call.k_rows = call.page_rows * call.pages_each;
   }
+  call.sinks = pointer<const float>(p.sinks);
   call.head_size = p.head_size;
   call.value_size = p.value_size;
   call.scale = p.scale;
@@ -141,7 +142,6 @@ Tensor upload_sequences(CudaBackend& backend, const AttentionProblem& p, Sm90For
 // What neither pass can do, whatever the strides of its results.
 std::string why_not_either(const AttentionProblem& p) {
   if (p.bias.defined() || p.has_diagonal_bias()) return "there is a bias";
-  if (p.sinks.defined()) return "there are sinks";
   if (p.dropout > 0) return "there is dropout";
   if (p.allowed.defined()) return "there is a mask of pairs";
   if (p.has_global()) return "there are global positions";

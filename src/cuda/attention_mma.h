@@ -25,6 +25,9 @@ struct MmaBackward {
   // nothing then, and the general kernels have to make them.
   std::uint32_t* failed;
 };
+// What is known of rows, `x.rows` alone: the first step of mma_backward.
+void mma_rows(const AttentionJob& job, const AttentionGrid& grid, DType dtype, const MmaBackward& x,
+              cudaStream_t stream);
 void mma_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
                   const MmaBackward& x, cudaStream_t stream);
 

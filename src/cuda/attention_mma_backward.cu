@@ -261,14 +261,20 @@ std::int64_t mma_backward_bytes(DType dtype, std::int64_t size) {
                       [&]<class T, int kSize>() { return BackwardPlan<T, kSize>::kBytes; });
 }
 
+void mma_rows(const AttentionJob& job, const AttentionGrid& grid, DType dtype, const MmaBackward& x,
+              cudaStream_t stream) {
+  const dim3 blocks(grid.row_tiles(kRowWarps), static_cast<unsigned>(job.heads), grid.sequences);
+  dispatch_device(dtype, [&]<class T>() {
+    mma_rows_kernel<T><<<blocks, kRowWarps * 32, 0, stream>>>(job, x);
+  });
+  check_launch("attention backward");
+}
+
 void mma_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
                   const MmaBackward& x, cudaStream_t stream) {
   check_cuda(cudaMemsetAsync(x.failed, 0, sizeof(*x.failed), stream), "attention backward");
-  const auto heads = static_cast<unsigned>(job.heads);
+  mma_rows(job, grid, dtype, x, stream);
   dispatch_mma(dtype, std::max(job.head_size, job.value_size), [&]<class T, int kSize>() {
-    mma_rows_kernel<T>
-        <<<dim3(grid.row_tiles(kRowWarps), heads, grid.sequences), kRowWarps * 32, 0, stream>>>(job,
-                                                                                                x);
     using Plan = BackwardPlan<T, kSize>;
     const auto run = [&](auto* kernel, const WorkOrder& order) {
       allow_shared(reinterpret_cast<const void*>(kernel), Plan::kBytes);

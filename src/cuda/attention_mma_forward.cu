@@ -52,15 +52,6 @@ __device__ void add_strange(const AttentionJob& job, const Sequence& s, int sequ
   }
 }
 
-// A sink joins the sum of a row that sees something. Returns the row's lse; `share` is what its
-// sums are multiplied by.
-__device__ float with_sink(float sink, float lse, float& share) {
-  const float top = fmaxf(lse, sink);
-  const float both = top + logf(expf(lse - top) + expf(sink - top));
-  share *= expf(lse - both);
-  return both;
-}
-
 template <class T, int kSize>
 __global__ void __launch_bounds__(ForwardPlan<T, kSize>::kRows, ForwardPlan<T, kSize>::kAtOnce)
     mma_forward_kernel(const __grid_constant__ AttentionJob job, WorkOrder order, Rows out,

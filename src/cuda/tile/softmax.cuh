@@ -38,6 +38,15 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// A sink joins the sum of a row that sees something. Returns the row's lse; `share` is what its
+// sums are multiplied by.
+__device__ inline float with_sink(float sink, float lse, float& share) {
+  const float top = fmaxf(lse, sink);
+  const float both = top + logf(expf(lse - top) + expf(sink - top));
+  share *= expf(lse - both);
+  return both;
+}
+
 // Nobody watches the scores. ScoreWatch (statistics.cuh) says what there is to watch.
 struct NoWatch {
   static constexpr bool kFindsKeys = false;
