@@ -43,6 +43,17 @@ __global__ void diagonal_kernel(AttentionJob job, float* to) {
       job.table[std::int64_t{job.buckets[at]} * job.heads + head];
 }
 
+// Rows that begin at multiples of 16 bytes, and keys in whole vectors.
+bool can_stage(const AttentionProblem& p, const Tensor& x, std::size_t item) {
+  if (!x.defined()) return true;
+  if (size_of(x.dtype()) != item) return false;
+  const auto each = 16 / static_cast<std::int64_t>(size_of(x.dtype()));
+  bool whole = x.stride(3) == 1 && is_aligned(x.raw());
+  for (int axis = 0; axis < 3; ++axis) whole &= x.stride(axis) % each == 0;
+  for (const AttentionSequence& s : p.sequences) whole &= s.k_rows % each == 0;
+  return whole;
+}
+
 PreparedJob prepare(CudaBackend& backend, const AttentionProblem& p) {
   PreparedJob prepared;
   AttentionJob& job = prepared.job;
@@ -76,6 +87,9 @@ PreparedJob prepare(CudaBackend& backend, const AttentionProblem& p) {
   job.left = p.left;
   job.right = p.right;
   if (p.allowed.defined()) job.allowed = rows_of(p.allowed);
+  job.stages_pairs = (p.allowed.defined() || p.bias.defined()) &&
+                     can_stage(p, p.allowed, sizeof(bool)) &&
+                     can_stage(p, p.bias, sizeof(device_bf16));
   if (p.global_positions.defined()) {
     job.global_positions = pointer<const bool>(p.global_positions);
     job.global_batch = p.global_positions.stride(0);

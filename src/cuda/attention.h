@@ -63,8 +63,8 @@ struct BiasResult {
   std::int64_t rows, keys;
 };
 struct MmaBackward;
-// Gradients of biases and sinks. Of a call that `by_mma` has served, its kernels make those that are
-// many products.
+// Gradients of biases and sinks. Of a call that `by_mma` has served, its kernels make those that
+// are many products.
 void bias_backward(CudaBackend& backend, const AttentionJob& job, const AttentionGrid& grid,
                    DType dtype, const BackwardTensors& tensors, const BackwardRows& rows,
                    const AttentionBackward& wanted, const MmaBackward* by_mma);

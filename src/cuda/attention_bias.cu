@@ -124,25 +124,30 @@ __global__ void add_partials_kernel(const float* partial, int sequences, int hea
   to[index] = static_cast<float>(total);
 }
 
-// A block per head: sum over rows of p_sink (dlse - r + dentropy (1 + expected)).
-__global__ void sinks_kernel(AttentionJob job, BackwardTensors x, BackwardRows rows, int sequences,
-                             float* dsinks) {
+// partial[sequence][head][tile]: the sum over kSinkRows rows of p_sink (dlse - r + dentropy (1 +
+// expected)).
+constexpr int kSinkRows = 4 * kThreads;
+__global__ void sinks_kernel(AttentionJob job, BackwardTensors x, BackwardRows rows,
+                             float* partial) {
   __shared__ double room[kThreads / 32];
-  const int head = blockIdx.x;
+  const int head = static_cast<int>(blockIdx.y), sequence = static_cast<int>(blockIdx.z);
+  const Sequence s = job.sequences[sequence];
+  const int first = static_cast<int>(blockIdx.x) * kSinkRows;
   double total = 0;
-  for (int b = 0; b < sequences; ++b) {
-    const Sequence s = job.sequences[b];
-    for (int i = static_cast<int>(threadIdx.x); i < s.q_rows; i += kThreads) {
-      const std::int64_t at = job.lse_row(s, head, i);
-      if (x.lse[at] == -INFINITY) continue;
-      const float weight = expf(job.sinks[head] - rows.top[at]) * rows.share[at];
-      float gradient = rows.base[at];
-      if (rows.dentropy != nullptr) gradient += rows.dentropy[at] * (1 + rows.expected[at]);
-      total += weight * gradient;
-    }
+  for (int i = first + static_cast<int>(threadIdx.x); i < min(first + kSinkRows, s.q_rows);
+       i += kThreads) {
+    const std::int64_t at = job.lse_row(s, head, i);
+    if (x.lse[at] == -INFINITY) continue;
+    const float weight = expf(job.sinks[head] - rows.top[at]) * rows.share[at];
+    float gradient = rows.base[at];
+    if (rows.dentropy != nullptr) gradient += rows.dentropy[at] * (1 + rows.expected[at]);
+    total += weight * gradient;
   }
   total = block_sum(total, room);
-  if (threadIdx.x == 0) dsinks[head] = static_cast<float>(total);
+  if (threadIdx.x == 0) {
+    partial[(std::int64_t{sequence} * job.heads + head) * gridDim.x + blockIdx.x] =
+        static_cast<float>(total);
+  }
 }
 
 }  // namespace
@@ -196,8 +201,14 @@ void bias_backward(CudaBackend& backend, const AttentionJob& job, const Attentio
     check_launch("attention backward");
   }
   if (wanted.dsinks.defined()) {
-    sinks_kernel<<<static_cast<unsigned>(job.heads), kThreads, 0, stream>>>(
-        job, tensors, rows, sequences, pointer<float>(wanted.dsinks));
+    const unsigned tiles = grid.row_tiles(kSinkRows);
+    const Tensor partial = backend.scratch<float>(std::int64_t{sequences} * job.heads * tiles);
+    auto* const sums = static_cast<float*>(partial.raw());
+    const dim3 blocks(tiles, static_cast<unsigned>(job.heads), grid.sequences);
+    sinks_kernel<<<blocks, kThreads, 0, stream>>>(job, tensors, rows, sums);
+    add_partials_kernel<<<blocks_for(job.heads), kThreads, 0, stream>>>(
+        sums, sequences, job.heads, static_cast<int>(tiles), 1, false,
+        pointer<float>(wanted.dsinks));
     check_launch("attention backward");
   }
 }

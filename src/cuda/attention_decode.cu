@@ -328,8 +328,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       value += weight * shared.out[w][at][column];
     }
     if (whole) {
-      store<S>(p, unit, at, column,
-               sum == 0 ? 0 : value / whole_sum(p, unit, at, largest, sum));
+      store<S>(p, unit, at, column, sum == 0 ? 0 : value / whole_sum(p, unit, at, largest, sum));
       if (column == 0) store_lse(p, unit, at, largest, sum);
     } else {
       const std::int64_t record = (std::int64_t(blockIdx.x) * kRows + at);

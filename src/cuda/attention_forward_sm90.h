@@ -48,11 +48,11 @@ struct Sm90Statistics {
 
 struct Sm90Forward {
   DType dtype = DType::bf16;
-  const void* q = nullptr;  // [q_batches, heads, q_rows, head_size]
-  const void* k = nullptr;  // [k_batches, key_heads, k_rows, head_size]
-  const void* v = nullptr;  // the same shape
-  void* out = nullptr;      // [q_batches, heads, q_rows, head_size]
-  float* lse = nullptr;     // [q_batches, heads, q_rows] contiguous, or null
+  const void* q = nullptr;       // [q_batches, heads, q_rows, head_size]
+  const void* k = nullptr;       // [k_batches, key_heads, k_rows, head_size]
+  const void* v = nullptr;       // the same shape
+  void* out = nullptr;           // [q_batches, heads, q_rows, head_size]
+  float* lse = nullptr;          // [q_batches, heads, q_rows] contiguous, or null
   const float* sinks = nullptr;  // [heads], or null
   Sm90Strides q_strides, k_strides, v_strides, out_strides;
   std::int64_t q_batches = 0, k_batches = 0, heads = 0, key_heads = 0, q_rows = 0, k_rows = 0;

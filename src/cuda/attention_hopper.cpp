@@ -87,7 +87,7 @@ Sm90Forward call_of(const AttentionProblem& p, const AttentionResults& results) 
     call.pages_each = p.pages.size(1);
     call.k_rows = call.page_rows * call.pages_each;
   }
-  call.sinks = pointer<const float>(p.sinks);
+  call.sinks = pointer<float>(p.sinks);
   call.head_size = p.head_size;
   call.value_size = p.value_size;
   call.scale = p.scale;

@@ -47,6 +47,9 @@ struct AttentionJob {
   int bucket_count = 0, bucket_reach = 0;
   const float* diagonal = nullptr;  // [H][relative position], what the table says of each
   const float* sinks = nullptr;
+  // Whether tiles of what is said of pairs, by a mask or a bias of 16 bits, can be copied 16 bytes
+  // at a time.
+  bool stages_pairs = false;
 
   const std::uint32_t* only_if = nullptr;  // kernels of backward do nothing while this is 0
 

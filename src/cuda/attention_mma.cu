@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "cuda/attention_statistics.h"
+#include "cuda/tile/launch.cuh"
 
 namespace qkv::cuda {
 namespace {
@@ -51,11 +52,7 @@ std::string why_not_either(const AttentionProblem& p, std::int64_t bytes_needed)
   for (const AttentionSequence& s : p.sequences) {
     if (std::abs(s.offset) >= kFar) return "the diagonal is too far away";
   }
-  int device = 0, most = 0;
-  check_cuda(cudaGetDevice(&device), "attention");
-  check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-             "attention");
-  return bytes_needed > most ? "shared memory is too small" : "";
+  return bytes_needed > most_shared() ? "shared memory is too small" : "";
 }
 
 }  // namespace

@@ -41,10 +41,17 @@ inline constexpr bool kPairOptions = sizeof(T) == 2;
 struct WorkOrder {
   static constexpr int kRounds = 4;
   int tiles, pairs, at_once;  // of a head; heads of all sequences; and how many of them together
+  int heads, sequences;
+  // The same head of all sequences before the next head: where they share a bias.
+  bool by_head;
 
-  WorkOrder(const AttentionJob& job, const AttentionGrid& grid, unsigned tiles_each, int heads,
+  WorkOrder(const AttentionJob& job, const AttentionGrid& grid, unsigned tiles_each, int heads_each,
             std::int64_t rows_read, std::int64_t item)
-      : tiles(static_cast<int>(tiles_each)), pairs(heads * static_cast<int>(grid.sequences)) {
+      : tiles(static_cast<int>(tiles_each)),
+        pairs(heads_each * static_cast<int>(grid.sequences)),
+        heads(heads_each),
+        sequences(static_cast<int>(grid.sequences)),
+        by_head(job.bias.data != nullptr && job.bias.batch == 0 && job.bias.head != 0) {
     int device = 0, cache = 0;
     check_cuda(cudaGetDevice(&device), "attention");
     check_cuda(cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, device), "attention");
@@ -56,14 +63,16 @@ struct WorkOrder {
   unsigned blocks() const { return static_cast<unsigned>(tiles) * static_cast<unsigned>(pairs); }
 };
 struct Place {
-  int pair, tile;
+  int head, sequence, tile;
 
   __device__ explicit Place(const WorkOrder& order) {
     const auto block = static_cast<int>(blockIdx.x);
     const int before = block / (order.tiles * order.at_once) * order.at_once;
     const int together = min(order.at_once, order.pairs - before);
     const int within = block - before * order.tiles;
-    pair = before + within % together;
+    const int pair = before + within % together;
+    head = order.by_head ? pair / order.sequences : pair % order.heads;
+    sequence = order.by_head ? pair % order.sequences : pair / order.heads;
     tile = within / together;
   }
 };
@@ -77,8 +86,9 @@ __device__ inline Sight sight_of(const AttentionJob& job, const Sequence& s) {
           min(s.k_rows, s.k_visible)};
 }
 
-// Four neighbouring keys share a random number, from a multiple of this on.
-inline constexpr int kRandomKeys = 4;
+// Tiles of keys begin at multiples of this: four neighbours share a random number, and what is
+// said of 16 pairs may come in one vector.
+inline constexpr int kKeysAligned = 16;
 
 __device__ inline bool meet(const KeyRange& a, int begin, int end) {
   return a.begin < end && a.end > begin && a.begin < a.end;

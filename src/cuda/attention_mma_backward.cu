@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kRowWarps * 32)
   x.rows.base[at] = (x.tensors.dlse != nullptr ? x.tensors.dlse[at] : 0.0f) - dot;
 }
 
-template <class T, int kSize, bool kOfKeys>
+template <class T, int kSize, bool kOfKeys, bool kStaged>
 __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan<T, kSize>::kAtOnce)
     mma_backward_kernel(const __grid_constant__ AttentionJob job, WorkOrder order,
                         const __grid_constant__ MmaBackward x) {
@@ -90,7 +90,8 @@ __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan
   using Tile = WarpTile<T, kSize>;
   constexpr int kRows = Plan::kRows, kWarpRows = Plan::kWarpRows, kBlocks = Plan::kBlocks;
   constexpr int kColumns = Plan::kColumns, kStages = Plan::kStages;
-  using Pairs = PairBlock<kOfKeys, kColumns>;
+  using Stages = PairStages<kOfKeys ? kColumns : kRows, kOfKeys ? kRows : kColumns>;
+  using Pairs = PairBlock<kOfKeys, kColumns, !kStaged ? 0 : kOfKeys ? kRows : kColumns>;
   extern __shared__ __align__(128) char room[];
   const Tile stay1{reinterpret_cast<T*>(room)}, stay2{stay1.data + kRows * kSize};
   T* const passing = stay2.data + kRows * kSize;
@@ -98,12 +99,12 @@ __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan
   const auto pass2 = [&](int stage) { return Tile{passing + (2 * stage + 1) * kColumns * kSize}; };
   // [stage][term][column]
   auto* const numbers = reinterpret_cast<float*>(passing + 2 * kStages * kColumns * kSize);
+  const Stages stages{room + Plan::kBytes};
 
   const LaneReader<T, kSize> lane;
   const int thread = static_cast<int>(threadIdx.x), t = thread % 4;
   const Place place(order);
-  const int heads = kOfKeys ? job.heads / job.group : job.heads, own_head = place.pair % heads;
-  const int sequence = place.pair / heads;
+  const int own_head = place.head, sequence = place.sequence;
   const Sequence s = job.sequences[sequence];
   // First those that take longest under a causal mask: the last queries, the first keys.
   const int first = (kOfKeys ? place.tile : order.tiles - 1 - place.tile) * kRows;
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan
   };
   const int warp = warp_number(), mine = first + kWarpRows * warp;
   KeyRange range = some(first, first + kRows);
-  if (!kOfKeys) range.begin = range.begin / kRandomKeys * kRandomKeys;
+  if (kPairOptions<T> && !kOfKeys) range.begin = range.begin / kKeysAligned * kKeysAligned;
   const KeyRange all_see = all(first, first + kRows);
   const KeyRange warp_some = some(mine, mine + kWarpRows), warp_all = all(mine, mine + kWarpRows);
   const int tiles = max(0, (range.end - range.begin + kColumns - 1) / kColumns);
@@ -157,6 +158,10 @@ __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan
       const bool present = column < count;
       copy_word_later(numbers + kTerms<T> * stage * kColumns + thread,
                       from + job.lse_row(s, head, at + (present ? column : 0)), present);
+    }
+    if constexpr (kStaged) {
+      stages.template load<Plan::kThreads>(job, s, query_head(n), kOfKeys ? at : first,
+                                           kOfKeys ? first : at, stage);
     }
     end_group();
   };
@@ -223,11 +228,15 @@ __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan
     const bool sees_all = contains(warp_all, at, at + kColumns);
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
-      const Pairs pairs{sequence, query_head(n), mine + 16 * m, at};
+      Pairs pairs{sequence, query_head(n), mine + 16 * m, at};
+      if constexpr (kStaged) {
+        const int block = kWarpRows * warp + 16 * m;
+        pairs.staged = stages.at(job, stage, kOfKeys ? 0 : block, kOfKeys ? block : 0);
+      }
       const auto terms_of_block = [&](int term, int i, float(&to)[2][2]) {
         terms_of(term, m, i, to);
       };
-      PairGradient<T, kOfKeys, kColumns> gradient{job, s, pairs};
+      PairGradient<T, Pairs, kColumns> gradient{job, s, pairs};
       if (!sees_all) {
         const int row = mine + 16 * m;
         gradient.see({sees(row + lane_row(0)), sees(row + lane_row(1))});
@@ -264,9 +273,8 @@ std::int64_t mma_backward_bytes(DType dtype, std::int64_t size) {
 void mma_rows(const AttentionJob& job, const AttentionGrid& grid, DType dtype, const MmaBackward& x,
               cudaStream_t stream) {
   const dim3 blocks(grid.row_tiles(kRowWarps), static_cast<unsigned>(job.heads), grid.sequences);
-  dispatch_device(dtype, [&]<class T>() {
-    mma_rows_kernel<T><<<blocks, kRowWarps * 32, 0, stream>>>(job, x);
-  });
+  dispatch_device(
+      dtype, [&]<class T>() { mma_rows_kernel<T><<<blocks, kRowWarps * 32, 0, stream>>>(job, x); });
   check_launch("attention backward");
 }
 
@@ -276,15 +284,27 @@ void mma_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtyp
   mma_rows(job, grid, dtype, x, stream);
   dispatch_mma(dtype, std::max(job.head_size, job.value_size), [&]<class T, int kSize>() {
     using Plan = BackwardPlan<T, kSize>;
-    const auto run = [&](auto* kernel, const WorkOrder& order) {
-      allow_shared(reinterpret_cast<const void*>(kernel), Plan::kBytes);
-      kernel<<<order.blocks(), Plan::kThreads, Plan::kBytes, stream>>>(job, order, x);
+    const auto run = [&]<bool kOfKeys, bool kStaged>(int bytes) {
+      const unsigned tiles = kOfKeys ? grid.key_tiles(Plan::kRows) : grid.row_tiles(Plan::kRows);
+      const WorkOrder order(job, grid, tiles, kOfKeys ? job.heads / job.group : job.heads,
+                            kOfKeys ? grid.longest_q * job.group : grid.longest_k, sizeof(T));
+      auto* kernel = mma_backward_kernel<T, kSize, kOfKeys, kStaged>;
+      allow_shared(reinterpret_cast<const void*>(kernel), bytes);
+      kernel<<<order.blocks(), Plan::kThreads, bytes, stream>>>(job, order, x);
     };
-    run(mma_backward_kernel<T, kSize, false>,
-        WorkOrder(job, grid, grid.row_tiles(Plan::kRows), job.heads, grid.longest_k, sizeof(T)));
-    run(mma_backward_kernel<T, kSize, true>,
-        WorkOrder(job, grid, grid.key_tiles(Plan::kRows), job.heads / job.group,
-                  grid.longest_q * job.group, sizeof(T)));
+    const auto run_either = [&]<bool kOfKeys>() {
+      if constexpr (kPairOptions<T>) {
+        using Stages = PairStages<kOfKeys ? Plan::kColumns : Plan::kRows,
+                                  kOfKeys ? Plan::kRows : Plan::kColumns>;
+        const int bytes = Plan::kBytes + Stages::bytes(job);
+        if (job.stages_pairs && bytes <= most_shared()) {
+          return run.template operator()<kOfKeys, true>(bytes);
+        }
+      }
+      run.template operator()<kOfKeys, false>(Plan::kBytes);
+    };
+    run_either.template operator()<false>();
+    run_either.template operator()<true>();
   });
   check_launch("attention backward");
 }

@@ -65,7 +65,7 @@ struct BiasTiles {
     }
     __syncthreads();  // nobody needs keys and values any more
     const Pairs pairs{sequence, head, row + mine, key};
-    PairGradient<T, false, kPairs> gradient{job, s, pairs};
+    PairGradient<T, Pairs, kPairs> gradient{job, s, pairs};
     gradient.see(rows_seen(sight, s, row + mine).of);
     const auto terms_of = [&](int term, int, float(&to)[2][2]) {
       to[0][0] = to[0][1] = terms[term][0], to[1][0] = to[1][1] = terms[term][1];
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kMmaThreads)
   const KeyRange keys = row <= last ? sight.of_some(row, last) : KeyRange{0, 0};
   if (keys.begin < keys.end) tiles.load_queries(sequence, s, head, row);
 #pragma unroll 1
-  for (int key = keys.begin / kRandomKeys * kRandomKeys; key < keys.end; key += kPairs) {
+  for (int key = keys.begin / kKeysAligned * kKeysAligned; key < keys.end; key += kPairs) {
     Accumulators<1, kPairs> ds;
     tiles.make(s, sight, key, ds);
     const Pairs pairs{sequence, head, row + 16 * warp_number(), key};

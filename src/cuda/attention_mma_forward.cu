@@ -1,18 +1,20 @@
-// Attention forward by matrix instructions. A warp has 32 queries of one head, so that what it
-// reads of keys and values serves two products each; weights stay in registers. A block's queries,
-// and one tile each of keys and values, are in shared memory: the next keys arrive while values are
-// multiplied, and values while keys are.
+// Attention forward by matrix instructions. A warp has 16 or 32 queries of one head; weights stay
+// in registers. A block's queries, and one tile each of keys and values, are in shared memory: the
+// next keys arrive while values are multiplied, and values while keys are.
 #include "cuda/attention_mma.cuh"
 
 namespace qkv::cuda {
 namespace {
 
-constexpr int kWarpRows = 32, kBlocks = kWarpRows / 16;  // queries of a warp
-
+// Of f32 a warp has 32 queries, so that what it reads of keys and values serves two products each.
+// Of 16 bits it has 16: what is done to pairs waits less if more warps share a multiprocessor.
 template <class T, int kSize>
 struct ForwardPlan {
-  static constexpr int kWarps = 4, kKeys = kSize > 64 ? 32 : 64, kAtOnce = 2;
-  static constexpr int kRows = kWarpRows * kWarps;  // and threads: a warp has 32 of both
+  static constexpr int kBlocks = kPairOptions<T> ? 1 : 2, kWarpRows = 16 * kBlocks;
+  static constexpr int kWarps = 8 / kBlocks, kThreads = 32 * kWarps;
+  static constexpr int kKeys = kSize > 64 && !kPairOptions<T> ? 32 : 64;
+  static constexpr int kAtOnce = kSize > 64 && kPairOptions<T> ? 1 : 2;
+  static constexpr int kRows = kWarpRows * kWarps;
   static constexpr int kBytes = (kRows + 2 * kKeys) * kSize * static_cast<int>(sizeof(T));
 };
 
@@ -26,7 +28,7 @@ __device__ bool sees_pair(const AttentionJob& job, const Sequence& s, int sequen
 // Tiles in which a pair is hidden have zeros in the place of values that are not finite, so that
 // who does not see them does not feel them. They are added here to the rows that do: a weight times
 // NaN or Inf is NaN or Inf.
-template <class T, int kSize>
+template <class T, int kSize, int kBlocks>
 __device__ void add_strange(const AttentionJob& job, const Sequence& s, int sequence, int head,
                             const KeyRange& keys, int first, Accumulators<kBlocks, kSize>& sums) {
   using Lane = LaneReader<T, kSize>;
@@ -52,20 +54,21 @@ __device__ void add_strange(const AttentionJob& job, const Sequence& s, int sequ
   }
 }
 
-template <class T, int kSize>
-__global__ void __launch_bounds__(ForwardPlan<T, kSize>::kRows, ForwardPlan<T, kSize>::kAtOnce)
+template <class T, int kSize, bool kStaged>
+__global__ void __launch_bounds__(ForwardPlan<T, kSize>::kThreads, ForwardPlan<T, kSize>::kAtOnce)
     mma_forward_kernel(const __grid_constant__ AttentionJob job, WorkOrder order, Rows out,
                        float* lse) {
   using Plan = ForwardPlan<T, kSize>;
   using Tile = WarpTile<T, kSize>;
-  constexpr int kRows = Plan::kRows, kKeys = Plan::kKeys;
-  using Pairs = PairBlock<false, kKeys>;
+  constexpr int kRows = Plan::kRows, kKeys = Plan::kKeys, kThreads = Plan::kThreads;
+  constexpr int kBlocks = Plan::kBlocks, kWarpRows = Plan::kWarpRows;
+  using Pairs = PairBlock<false, kKeys, kStaged ? kKeys : 0>;
   extern __shared__ __align__(128) char room[];
   const Tile q{reinterpret_cast<T*>(room)}, k{q.data + kRows * kSize}, v{k.data + kKeys * kSize};
+  const PairStages<kRows, kKeys> stages{room + Plan::kBytes};
   const LaneReader<T, kSize> lane;
   const Place place(order);
-  const int head = place.pair % job.heads, key_head = head / job.group;
-  const int sequence = place.pair / job.heads;
+  const int head = place.head, key_head = head / job.group, sequence = place.sequence;
   const Sequence s = job.sequences[sequence];
   // The last rows first: under a causal mask they take longest.
   const int first = (order.tiles - 1 - place.tile) * kRows;
@@ -85,25 +88,32 @@ __global__ void __launch_bounds__(ForwardPlan<T, kSize>::kRows, ForwardPlan<T, k
   };
   const int warp = warp_number(), mine = first + kWarpRows * warp;
   KeyRange keys = some(first, first + kRows);
-  keys.begin = keys.begin / kRandomKeys * kRandomKeys;
+  if (kPairOptions<T>) keys.begin = keys.begin / kKeysAligned * kKeysAligned;
   const KeyRange all_see = all(first, first + kRows);
   const KeyRange warp_some = some(mine, mine + kWarpRows), warp_all = all(mine, mine + kWarpRows);
 
   const auto load_keys = [&](const Tile& to, const Rows& x, int size, int key) {
     if (key < keys.end) {
-      to.template load<kKeys, kRows>(x.at<const T>(s.k_batch, key_head, s.k_start + key), x.row,
-                                     keys.end - key, size);
+      to.template load<kKeys, kThreads>(x.at<const T>(s.k_batch, key_head, s.k_start + key), x.row,
+                                        keys.end - key, size);
     }
     end_group();
   };
+  // With the keys of a tile, before their group ends.
+  const auto load_pairs = [&](int key) {
+    if (kStaged && key < keys.end) {
+      stages.template load<kThreads>(job, s, head, first, key, (key - keys.begin) / kKeys % 2);
+    }
+  };
   if (keys.begin < keys.end) {
-    q.template load<kRows, kRows>(job.q.at<const T>(s.q_batch, head, s.q_start + first), job.q.row,
-                                  min(s.q_rows, s.q_seeing) - first, job.head_size);
+    q.template load<kRows, kThreads>(job.q.at<const T>(s.q_batch, head, s.q_start + first),
+                                     job.q.row, min(s.q_rows, s.q_seeing) - first, job.head_size);
+    load_pairs(keys.begin);
     load_keys(k, job.k, job.head_size, keys.begin);
     load_keys(v, job.v, job.value_size, keys.begin);
     wait_for_groups<1>();
     __syncthreads();
-    q.template pack_left<kRows, kRows>();
+    q.template pack_left<kRows, kThreads>();
   }
 
   OnlineSoftmax softmax[kBlocks];
@@ -126,12 +136,17 @@ __global__ void __launch_bounds__(ForwardPlan<T, kSize>::kRows, ForwardPlan<T, k
       }
     }
     __syncthreads();  // nobody needs them any more
+    load_pairs(key + kKeys);
     load_keys(k, job.k, job.head_size, key + kKeys);
     if (sees) {
       const bool sees_all = contains(warp_all, key, key + kKeys);
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) {
-        const Pairs pairs{sequence, head, mine + 16 * m, key};
+        Pairs pairs{sequence, head, mine + 16 * m, key};
+        if constexpr (kStaged) {
+          const int stage = (key - keys.begin) / kKeys % 2;
+          pairs.staged = stages.at(job, stage, kWarpRows * warp + 16 * m, 0);
+        }
         if (changes) Pairs::scale_scores(job, weights[m]);
         if (sees_all) {
           PairBits bits{{Pairs::kAll, Pairs::kAll}};
@@ -159,9 +174,9 @@ __global__ void __launch_bounds__(ForwardPlan<T, kSize>::kRows, ForwardPlan<T, k
     wait_for_groups<1>();
     if (contains(all_see, key, key + kKeys)) {
       __syncthreads();  // values are there
-    } else if (__syncthreads_or(!v.template is_all_tame<kKeys, kRows>()) != 0) {
+    } else if (__syncthreads_or(!v.template is_all_tame<kKeys, kThreads>()) != 0) {
       strange = true;
-      v.template clean<kKeys, kRows>();
+      v.template clean<kKeys, kThreads>();
       __syncthreads();
     }
     if (sees) add_products<kBlocks, kKeys>(lane, weights, v, sums);
@@ -169,7 +184,7 @@ __global__ void __launch_bounds__(ForwardPlan<T, kSize>::kRows, ForwardPlan<T, k
     load_keys(v, job.v, job.value_size, key + kKeys);
   }
 
-  if (strange) add_strange<T, kSize>(job, s, sequence, head, keys, mine, sums);
+  if (strange) add_strange<T, kSize, kBlocks>(job, s, sequence, head, keys, mine, sums);
 #pragma unroll
   for (int m = 0; m < kBlocks; ++m) {
     float row_lse[2];
@@ -211,9 +226,16 @@ void mma_forward(const AttentionJob& job, const AttentionGrid& grid, DType dtype
     using Plan = ForwardPlan<T, kSize>;
     const WorkOrder order(job, grid, grid.row_tiles(Plan::kRows), job.heads, grid.longest_k,
                           sizeof(T));
-    auto* kernel = mma_forward_kernel<T, kSize>;
-    allow_shared(reinterpret_cast<const void*>(kernel), Plan::kBytes);
-    kernel<<<order.blocks(), Plan::kRows, Plan::kBytes, stream>>>(job, order, out, lse);
+    const auto run = [&]<bool kStaged>(int bytes) {
+      auto* kernel = mma_forward_kernel<T, kSize, kStaged>;
+      allow_shared(reinterpret_cast<const void*>(kernel), bytes);
+      kernel<<<order.blocks(), Plan::kThreads, bytes, stream>>>(job, order, out, lse);
+    };
+    if constexpr (kPairOptions<T>) {
+      const int bytes = Plan::kBytes + PairStages<Plan::kRows, Plan::kKeys>::bytes(job);
+      if (job.stages_pairs && bytes <= most_shared()) return run.template operator()<true>(bytes);
+    }
+    run.template operator()<false>(Plan::kBytes);
   });
   check_launch("attention");
 }

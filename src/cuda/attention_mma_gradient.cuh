@@ -19,10 +19,8 @@ __device__ inline float weight_of(float exponent) {
 }
 
 // Of the accumulators of a block [16, kColumns] of pairs.
-template <class T, bool kOfKeys, int kColumns>
+template <class T, class Pairs, int kColumns>
 struct PairGradient {
-  using Pairs = PairBlock<kOfKeys, kColumns>;
-
   const AttentionJob& job;
   const Sequence& s;
   const Pairs& pairs;
@@ -88,7 +86,7 @@ struct PairGradient {
       Pairs::keep_only(p, bits, 0.0f);
       Pairs::keep_only(ds, bits, 0.0f);
     }
-    if (kOfKeys && drops) Pairs::keep_only(p, kept, 0.0f);
+    if (Pairs::kByKeys && drops) Pairs::keep_only(p, kept, 0.0f);
   }
 };
 

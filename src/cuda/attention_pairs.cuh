@@ -6,6 +6,7 @@
 #include "cuda/attention_job.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/softmax.cuh"
+#include "cuda/tile/warp_tile.cuh"
 
 namespace qkv::cuda {
 
@@ -19,6 +20,73 @@ __device__ inline bool hides_pairs(const AttentionJob& job) {
   return job.allowed.data != nullptr || job.bias.data != nullptr;
 }
 
+// A tile [kQueries][kKeys] of what a tensor [B, H, Sq, Sk] says of pairs, in shared memory, so that
+// it arrives while something else is done. Rows are padded: lanes of 8 of them, which read at
+// once, then find different banks.
+template <class E, int kQueries, int kKeys>
+struct PairTile {
+  static constexpr int kEach = 16 / static_cast<int>(sizeof(E)), kPitch = kKeys + kEach;
+  static constexpr int kBytes = kQueries * kPitch * static_cast<int>(sizeof(E));
+  E* data;
+
+  // Queries and keys that do not exist become zeros.
+  template <int kThreads>
+  __device__ void load(const Rows& from, const Sequence& s, int head, int query, int key) const {
+    share_vectors<kQueries, kKeys / kEach, kThreads>([&](int row, int v) {
+      const bool present = query + row < s.q_rows && key + v * kEach < s.k_rows;
+      const E* const at = from.at<const E>(s.q_batch, head, present ? query + row : 0);
+      copy_later(data + row * kPitch + v * kEach, at + (present ? key + v * kEach : 0), present);
+    });
+  }
+};
+
+// Where such tiles of a block of pairs begin.
+struct StagedPairs {
+  const void* bias = nullptr;
+  const void* allowed = nullptr;
+};
+
+// Two tiles each of the bias and of the mask, as far as the call has them: the one at hand and the
+// next.
+template <int kQueries, int kKeys>
+struct PairStages {
+  using BiasTile = PairTile<std::uint16_t, kQueries, kKeys>;
+  using MaskTile = PairTile<std::uint8_t, kQueries, kKeys>;
+
+  static int bytes(const AttentionJob& job) {
+    return 2 * ((job.bias.data != nullptr ? BiasTile::kBytes : 0) +
+                (job.allowed.data != nullptr ? MaskTile::kBytes : 0));
+  }
+
+  char* room;
+
+  __device__ BiasTile bias(int stage) const {
+    return {reinterpret_cast<std::uint16_t*>(room + stage * BiasTile::kBytes)};
+  }
+  __device__ MaskTile mask(const AttentionJob& job, int stage) const {
+    const int before = job.bias.data != nullptr ? 2 * BiasTile::kBytes : 0;
+    return {reinterpret_cast<std::uint8_t*>(room + before + stage * MaskTile::kBytes)};
+  }
+  template <int kThreads>
+  __device__ void load(const AttentionJob& job, const Sequence& s, int head, int query, int key,
+                       int stage) const {
+    if (job.bias.data != nullptr)
+      bias(stage).template load<kThreads>(job.bias, s, head, query, key);
+    if (job.allowed.data != nullptr) {
+      mask(job, stage).template load<kThreads>(job.allowed, s, head, query, key);
+    }
+  }
+  // From query `query` and key `key` of the tile on.
+  __device__ StagedPairs at(const AttentionJob& job, int stage, int query, int key) const {
+    StagedPairs staged;
+    if (job.bias.data != nullptr) staged.bias = bias(stage).data + query * BiasTile::kPitch + key;
+    if (job.allowed.data != nullptr) {
+      staged.allowed = mask(job, stage).data + query * MaskTile::kPitch + key;
+    }
+    return staged;
+  }
+};
+
 // Of a lane's accumulators of a block [16, kColumns], one bit each, for each of its two rows: bit n
 // is column 8 (n / 2) + 2 (lane % 4) + n % 2.
 struct PairBits {
@@ -28,14 +96,18 @@ struct PairBits {
 };
 
 // Where a block of accumulators lies: rows are queries and columns keys, or the other way round.
-template <bool kOfKeys, int kColumns>
+// kTileKeys are those of the tiles (PairTile) in which bias and mask are staged; 0: they are read
+// from memory.
+template <bool kOfKeys, int kColumns, int kTileKeys = 0>
 struct PairBlock {
+  static constexpr bool kByKeys = kOfKeys;
   static constexpr int kEach = kColumns / 4;  // pairs of a lane in a row
   static constexpr std::uint32_t kAll = (1u << kEach) - 1;
   static_assert(kEach < 32);
 
   int sequence, head;
   int row, column;  // of its first pair
+  StagedPairs staged{};
 
   __device__ static int lane_row(int r) { return static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r; }
   __device__ static int lane_column(int n) {
@@ -73,7 +145,7 @@ struct PairBlock {
   __device__ void apply_mask(const AttentionJob& job, const Sequence& s, PairBits& bits) const {
     if (job.allowed.data == nullptr) return;
     std::uint32_t allowed[2] = {};
-    read<bool>(job.allowed, s,
+    read<bool>(job.allowed, s, staged.allowed,
                [&](bool is, int r, int n) { allowed[r] |= static_cast<std::uint32_t>(is) << n; });
     bits.of[0] &= allowed[0];
     bits.of[1] &= allowed[1];
@@ -173,7 +245,7 @@ struct PairBlock {
   template <class B>
   __device__ __forceinline__ void add_tensor(const AttentionJob& job, const Sequence& s,
                                              float (&x)[kColumns / 2], PairBits& bits) const {
-    read<B>(job.bias, s, [&](B value, int r, int n) {
+    read<B>(job.bias, s, staged.bias, [&](B value, int r, int n) {
       const float bias = to_float(value);
       x[n / 2 * 4 + 2 * r + n % 2] += bias;
       if (bias == -kInfinity) bits.of[r] &= ~(1u << n);
@@ -183,7 +255,20 @@ struct PairBlock {
   // Reads what [B, H, Sq, Sk] `from` says of each pair: visit(value, row, bit). Pairs that do not
   // exist get the value of some other.
   template <class B, class Visit>
-  __device__ __forceinline__ void read(const Rows& from, const Sequence& s, Visit visit) const {
+  __device__ __forceinline__ void read(const Rows& from, const Sequence& s, const void* tile,
+                                       Visit visit) const {
+    if constexpr (kTileKeys > 0) {
+      constexpr int kPitch = kTileKeys + 16 / static_cast<int>(sizeof(B));
+      constexpr int kDown = kOfKeys ? 1 : kPitch, kRight = kOfKeys ? kPitch : 1;
+      const B* const at =
+          static_cast<const B*>(tile) + lane_row(0) * kDown + lane_column(0) * kRight;
+#pragma unroll
+      for (int n = 0; n < kEach; ++n) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) visit(at[8 * r * kDown + (n / 2 * 8 + n % 2) * kRight], r, n);
+      }
+      return;
+    }
     const int rows = kOfKeys ? s.k_rows : s.q_rows, columns = kOfKeys ? s.q_rows : s.k_rows;
     if (row + 16 > rows || column + kColumns > columns) {
 #pragma unroll

@@ -19,6 +19,14 @@ inline int multiprocessors() {
   return count;
 }
 
+// Bytes of shared memory that a block can be allowed.
+inline int most_shared() {
+  int device = 0, most = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return most;
+}
+
 inline void check_status(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw Error(std::string(what) + ": " + cudaGetErrorString(status));
 }
