@@ -70,8 +70,9 @@ struct PairStages {
   template <int kThreads>
   __device__ void load(const AttentionJob& job, const Sequence& s, int head, int query, int key,
                        int stage) const {
-    if (job.bias.data != nullptr)
+    if (job.bias.data != nullptr) {
       bias(stage).template load<kThreads>(job.bias, s, head, query, key);
+    }
     if (job.allowed.data != nullptr) {
       mask(job, stage).template load<kThreads>(job.allowed, s, head, query, key);
     }
@@ -91,8 +92,6 @@ struct PairStages {
 // is column 8 (n / 2) + 2 (lane % 4) + n % 2.
 struct PairBits {
   std::uint32_t of[2];
-
-  __device__ bool all(std::uint32_t bits) const { return (of[0] & of[1]) == bits; }
 };
 
 // Where a block of accumulators lies: rows are queries and columns keys, or the other way round.

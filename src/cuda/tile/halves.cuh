@@ -15,7 +15,6 @@ namespace qkv::cuda {
 template <class T, int kSize>
 struct WarpTile {
   static constexpr int kVectors = kSize / 8;
-  static constexpr int kElements = 8;  // of a vector
   static_assert(kSize == 64 || kSize == 128);
   T* data;
 

@@ -41,7 +41,6 @@ __device__ inline void multiply(float (&d)[4], const LeftOperand& a, std::uint32
 template <int kSize>
 struct WarpTile<float, kSize> {
   static constexpr int kVectors = kSize / 4;
-  static constexpr int kElements = 4;  // of a vector
   float* data;
 
   __device__ static int swizzle(int row) { return ((row ^ row >> 2) & 1) << 2 | (row & 2); }
