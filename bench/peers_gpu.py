@@ -4,8 +4,8 @@ PyTorch, same shapes, same run.
 
 16k tokens a batch and a hidden size of 2048, as attention papers report it, and decoding against a
 long cache; with biases, masks of pairs, dropout and softcap (cases named `with`) also PyTorch's
-memory-efficient kernel and FlexAttention. All take turns; reported are medians over the turns. A ratio is our speed over the better
-peer's: above 1, ours is faster.
+memory-efficient kernel and FlexAttention. All take turns; reported are medians over the turns. A
+ratio is our speed over the better peer's: above 1, ours is faster.
 
     python3 bench/peers_gpu.py --qkv build/cuda/bin/qkv
     python3 bench/peers_gpu.py --pause 30 --only fwd    # rested: what kernels do before power limits

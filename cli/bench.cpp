@@ -327,7 +327,7 @@ void add_bench(CLI::App& app, Job& job) {
       ->capture_default_str();
   attention->add_option("--mask", o->mask, "full, causal or window:L,R")->capture_default_str();
   attention->add_flag("--pair-mask", o->bench.masks_pairs,
-                      "And a boolean mask of pairs, which hides every eighth");
+                      "And a boolean mask of pairs, which hides an eighth of them");
   attention
       ->add_option("--bias", o->bench.bias,
                    "Added to scores: tensor (with a gradient), fixed (without), alibi, relative")

@@ -16,7 +16,7 @@ struct BenchCase {
   bool backward = false;
   Statistics statistics = Statistics::none;
   bool tf32 = false;
-  // What is done to single pairs: "none", or a kind of bias; the boolean mask hides every eighth.
+  // What is done to single pairs: "none", or a kind of bias; the boolean mask hides an eighth.
   std::string bias = "none";
   float softcap = 0, dropout = 0;
   bool sinks = false, masks_pairs = false;

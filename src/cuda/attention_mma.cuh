@@ -12,7 +12,16 @@
 namespace qkv::cuda {
 
 // Calls f.template operator()<T, kSize>() for elements of a dtype. Heads are padded with zeros, of
-// floats to 32, 64, 96 or 128, of 16 bits to 64 or 128.
+// floats to 32, 64, 96 or 128, of 16 bits (dispatch_halves) to 64 or 128.
+template <class F>
+auto dispatch_halves(DType dtype, std::int64_t size, F&& f) {
+  if (dtype == DType::bf16) {
+    if (size <= 64) return f.template operator()<device_bf16, 64>();
+    return f.template operator()<device_bf16, 128>();
+  }
+  if (size <= 64) return f.template operator()<device_f16, 64>();
+  return f.template operator()<device_f16, 128>();
+}
 template <class F>
 auto dispatch_mma(DType dtype, std::int64_t size, F&& f) {
   if (dtype == DType::f32) {
@@ -21,12 +30,7 @@ auto dispatch_mma(DType dtype, std::int64_t size, F&& f) {
     if (size <= 96) return f.template operator()<float, 96>();
     return f.template operator()<float, 128>();
   }
-  if (dtype == DType::bf16) {
-    if (size <= 64) return f.template operator()<device_bf16, 64>();
-    return f.template operator()<device_bf16, 128>();
-  }
-  if (size <= 64) return f.template operator()<device_f16, 64>();
-  return f.template operator()<device_f16, 128>();
+  return dispatch_halves(dtype, size, f);
 }
 
 // Softcap, biases, masks of pairs and dropout are for elements of 16 bits; f32 has its own kernels
@@ -100,10 +104,6 @@ __device__ inline bool contains(const KeyRange& a, int begin, int end) {
 // The same in all lanes, and known to be.
 __device__ inline int warp_number() {
   return __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
-}
-// Of the 16 rows of a block of accumulators, the lane's first (half 0) and second.
-__device__ inline int lane_row(int half) {
-  return static_cast<int>(threadIdx.x) % 32 / 4 + 8 * half;
 }
 
 // What the lane's two rows of a block of queries see. Rows from q_seeing on see nothing.

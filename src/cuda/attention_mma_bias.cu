@@ -179,17 +179,6 @@ __global__ void __launch_bounds__(kMmaThreads)
   }
 }
 
-// For elements of 16 bits, with as much shared memory as a kernel needs.
-template <class F>
-void dispatch_halves(DType dtype, std::int64_t size, F&& f) {
-  if (dtype == DType::bf16) {
-    size <= 64 ? f.template operator()<device_bf16, 64>()
-               : f.template operator()<device_bf16, 128>();
-  } else {
-    size <= 64 ? f.template operator()<device_f16, 64>() : f.template operator()<device_f16, 128>();
-  }
-}
-
 }  // namespace
 
 void mma_bias_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtype,

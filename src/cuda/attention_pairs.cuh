@@ -88,6 +88,11 @@ struct PairStages {
   }
 };
 
+// Of the 16 rows of a block of accumulators, the lane's first (half 0) and second.
+__device__ inline int lane_row(int half) {
+  return static_cast<int>(threadIdx.x) % 32 / 4 + 8 * half;
+}
+
 // Of a lane's accumulators of a block [16, kColumns], one bit each, for each of its two rows: bit n
 // is column 8 (n / 2) + 2 (lane % 4) + n % 2.
 struct PairBits {
@@ -108,7 +113,6 @@ struct PairBlock {
   int row, column;  // of its first pair
   StagedPairs staged{};
 
-  __device__ static int lane_row(int r) { return static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r; }
   __device__ static int lane_column(int n) {
     return n / 2 * 8 + 2 * (static_cast<int>(threadIdx.x) % 4) + n % 2;
   }
