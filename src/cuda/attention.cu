@@ -43,14 +43,13 @@ __global__ void diagonal_kernel(AttentionJob job, float* to) {
       job.table[std::int64_t{job.buckets[at]} * job.heads + head];
 }
 
-// Rows that begin at multiples of 16 bytes, and keys in whole vectors.
+// Elements of `item` bytes, and keys in whole vectors.
 bool can_stage(const AttentionProblem& p, const Tensor& x, std::size_t item) {
   if (!x.defined()) return true;
-  if (size_of(x.dtype()) != item) return false;
-  const auto each = 16 / static_cast<std::int64_t>(size_of(x.dtype()));
-  bool whole = x.stride(3) == 1 && is_aligned(x.raw());
-  for (int axis = 0; axis < 3; ++axis) whole &= x.stride(axis) % each == 0;
-  for (const AttentionSequence& s : p.sequences) whole &= s.k_rows % each == 0;
+  bool whole = size_of(x.dtype()) == item && lies_in_vectors(x);
+  for (const AttentionSequence& s : p.sequences) {
+    whole &= s.k_rows % (16 / static_cast<std::int64_t>(item)) == 0;
+  }
   return whole;
 }
 

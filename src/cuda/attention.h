@@ -74,6 +74,14 @@ void weights(const AttentionJob& job, DType dtype, const AttentionWeights& wante
 inline Rows rows_of(const Tensor& x) {
   return {x.raw(), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
 }
+// Whether rows begin at multiples of 16 bytes, with their elements side by side; so does what is
+// not there.
+inline bool lies_in_vectors(const Tensor& x) {
+  if (!x.defined()) return true;
+  const std::int64_t each = 16 / static_cast<std::int64_t>(size_of(x.dtype()));
+  return x.stride(3) == 1 && x.stride(2) % each == 0 && x.stride(1) % each == 0 &&
+         x.stride(0) % each == 0 && is_aligned(x.raw());
+}
 // More shared memory than every kernel gets.
 inline void allow_shared(const void* kernel, std::size_t bytes) {
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

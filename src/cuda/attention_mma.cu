@@ -11,14 +11,6 @@ namespace {
 
 constexpr std::int64_t kLargestHead = 128;
 
-// Vectors of 16 bytes.
-bool lies_well(const Tensor& x) {
-  if (!x.defined()) return true;
-  const std::int64_t each = 16 / static_cast<std::int64_t>(size_of(x.dtype()));
-  return x.stride(3) == 1 && x.stride(2) % each == 0 && x.stride(1) % each == 0 &&
-         x.stride(0) % each == 0 && is_aligned(x.raw());
-}
-
 std::int64_t largest_size(const AttentionProblem& p) { return std::max(p.head_size, p.value_size); }
 
 // What is done to single pairs is done for elements of 16 bits only.
@@ -43,7 +35,7 @@ std::string why_not_either(const AttentionProblem& p, std::int64_t bytes_needed)
   }
   for (const Tensor* x : {&p.q, &p.k, &p.v}) {
     if (x->dtype() != dtype) return "dtypes differ";
-    if (!lies_well(*x)) return "rows do not begin at multiples of 16 bytes";
+    if (!lies_in_vectors(*x)) return "rows do not begin at multiples of 16 bytes";
   }
   if (p.has_global()) return "there are global positions";
   if (!(p.scale > 0)) return "scale is not positive";
@@ -61,7 +53,7 @@ std::string why_not_mma(const AttentionProblem& p, const AttentionResults& resul
   if (results.statistics.received.defined()) return "what keys receive is asked for";
   if (watches_scores(results.statistics)) return "statistics are asked for";
   if (largest_size(p) > kLargestHead) return "a head size above 128";
-  if (!lies_well(results.out)) return "rows do not begin at multiples of 16 bytes";
+  if (!lies_in_vectors(results.out)) return "rows do not begin at multiples of 16 bytes";
   return why_not_either(p, mma_forward_bytes(p.q.dtype(), largest_size(p)));
 }
 
@@ -69,7 +61,7 @@ std::string why_not_mma(const AttentionProblem& p, const AttentionBackward& t) {
   if (t.dentropy.defined()) return "there is a gradient of the entropy";
   if (largest_size(p) > kLargestHead) return "a head size above 128";
   for (const Tensor* x : {&t.dout, &t.out, &t.dq, &t.dk, &t.dv}) {
-    if (!lies_well(*x)) return "rows do not begin at multiples of 16 bytes";
+    if (!lies_in_vectors(*x)) return "rows do not begin at multiples of 16 bytes";
   }
   return why_not_either(p, mma_backward_bytes(p.q.dtype(), largest_size(p)));
 }

@@ -245,12 +245,6 @@ void launch_for_keys(const AttentionJob& job, const AttentionGrid& grid, const F
   launch<T, kSize, 8>(job, grid, to, stream);
 }
 
-bool lies_well(const Tensor& x) {
-  if (!x.defined()) return true;
-  return x.stride(3) == 1 && x.stride(2) % 8 == 0 && x.stride(1) % 8 == 0 && x.stride(0) % 8 == 0 &&
-         is_aligned(x.raw());
-}
-
 std::string why_not_either(const AttentionProblem& p) {
   if (p.q.dtype() == DType::f32) return "f32 is not for matrix instructions";
   if (p.head_size != p.value_size) return "q and v have different head sizes";
@@ -260,10 +254,10 @@ std::string why_not_either(const AttentionProblem& p) {
   if (p.sinks.defined()) return "there are sinks";
   if (p.sequences.empty() || p.q.numel() == 0 || p.k.numel() == 0) return "there is nothing to do";
   for (const Tensor* x : {&p.q, &p.k, &p.v}) {
-    if (!lies_well(*x)) return "rows do not begin at multiples of 16 bytes";
+    if (!lies_in_vectors(*x)) return "rows do not begin at multiples of 16 bytes";
   }
   // The kernels for long sequences waste most of a tile on short ones; those for few queries and
-  // many keys are a matter of their own. With dropout there is only the general kernel besides.
+  // many keys are a matter of their own. With dropout a Hopper GPU has none of its own.
   std::int64_t queries = 0, keys = 0;
   for (const AttentionSequence& s : p.sequences) {
     queries = std::max(queries, s.q_rows);
@@ -289,14 +283,14 @@ std::string why_not_short(const AttentionProblem& p, const AttentionResults& res
   if (results.statistics.received.defined()) return "what keys receive is asked for";
   if (watches_scores(results.statistics) && p.softcap > 0) return "statistics with softcap";
   if (std::string reason = why_not_either(p); !reason.empty()) return reason;
-  return lies_well(results.out) ? "" : "rows do not begin at multiples of 16 bytes";
+  return lies_in_vectors(results.out) ? "" : "rows do not begin at multiples of 16 bytes";
 }
 
 std::string why_not_short(const AttentionProblem& p, const AttentionBackward& t) {
   if (t.dentropy.defined()) return "there is a gradient of the entropy";
   if (std::string reason = why_not_either(p); !reason.empty()) return reason;
   for (const Tensor* x : {&t.dout, &t.out, &t.dq, &t.dk, &t.dv}) {
-    if (!lies_well(*x)) return "rows do not begin at multiples of 16 bytes";
+    if (!lies_in_vectors(*x)) return "rows do not begin at multiples of 16 bytes";
   }
   return "";
 }
