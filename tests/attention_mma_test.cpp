@@ -18,13 +18,17 @@ using Case = AttentionCase;
 
 class AttentionMma : public AttentionByDType {
  protected:
-  // Each with heads of 64 and 128, of which the second need not be whole.
+  // Each with heads of 64 and 128, of which the second need not be whole; with and without
+  // statistics, which are kernels of their own.
   template <class Change>
   void check(const std::string& name, Change change, Pass pass = Pass::both) {
     for (const std::int64_t size : {64, 104}) {
       Case c{.name = name, .batch = 2, .queries = 150, .keys = 205, .head_size = size};
       change(c);
       check_attention(c, GetParam(), pass);
+      c.name += ", statistics";
+      c.statistics = Statistics::all;
+      check_attention(c, GetParam(), Pass::forward);
     }
   }
 };
@@ -81,6 +85,26 @@ TEST_P(AttentionMma, SoftcapAndSinks) {
   });
 }
 
+// What is not asked for is not made, and changes nothing else.
+TEST_P(AttentionMma, SomeStatistics) {
+  using enum Statistics;
+  for (const Statistics wanted :
+       {max_logit, score_moments, entropy, saturation, top_weight, received,
+        max_logit | score_moments | entropy | saturation, entropy | received}) {
+    check_attention({.name = "statistics " + std::to_string(static_cast<int>(wanted)),
+                     .queries = 150,
+                     .keys = 208,
+                     .head_size = 64,
+                     .allowed = {2, 2, 150, 208},
+                     .bias = {1, 2, 150, 208},
+                     .softcap = 3,
+                     .dropout = 0.1f,
+                     .sinks = true,
+                     .statistics = wanted},
+                    GetParam(), Pass::forward);
+  }
+}
+
 // Rows of an additive mask have an lse near its largest number, in which that of scores is lost.
 TEST_P(AttentionMma, RowsUnderALargeBias) {
   check("large", [](Case& c) { c.bias = {1, 2, 150, 205}, c.bias_shift = -3e4f; });
@@ -112,6 +136,7 @@ TEST_P(AttentionMma, IsTakenOnAGpu) {
   expect_mma("pairs", [](Case& c) { c.allowed = {1, 1, 150, 205}; });
   expect_mma("values of another size", [](Case& c) { c.value_size = 32; });
   EXPECT_EQ(kernels([](Case& c) { c.softcap = 2; }).backward, "mma");
+  EXPECT_EQ(kernels([](Case& c) { c.softcap = 2, c.statistics = Statistics::all; }).forward, "mma");
   EXPECT_EQ(kernels([](Case& c) { c.head_size = 136, c.slopes = {2}; }).forward,
             "general: a head size above 128");
   EXPECT_EQ(kernels([](Case& c) { c.head_size = 60; }).forward,

@@ -178,7 +178,7 @@ TEST_F(Cuda, TellsOfScoresInItsFastKernel) {
   if (kernel(Statistics::none) != "sm90") GTEST_SKIP() << kernel(Statistics::none);
   EXPECT_EQ(kernel(Statistics::max_logit), "sm90");
   EXPECT_EQ(kernel(kRowStatistics), "sm90");
-  EXPECT_EQ(kernel(Statistics::all), "general: what keys receive is asked for");
+  EXPECT_EQ(kernel(Statistics::all), "mma");
 }
 
 TEST_F(Cuda, GivesTheSameBitsEveryTime) {

@@ -184,10 +184,6 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
   cuda::PreparedJob prepared = cuda::prepare(*this, p);
   const cuda::AttentionJob& job = prepared.job;
   if (is_short) return cuda::short_forward(job, prepared.grid, out, stream());
-  if (cuda::why_not_mma(p, out).empty()) {
-    return cuda::mma_forward(job, prepared.grid, p.q.dtype(), cuda::rows_of(out.out),
-                             cuda::pointer<float>(out.lse), stream());
-  }
   const bool has_statistics = cuda::watches_scores(wanted) || wanted.received.defined();
   cuda::RowStatistics rows;
   cuda::RowArrays arrays(*this, has_statistics ? out.lse.numel() : 0, 8);
@@ -199,19 +195,22 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
     rows.origin = arrays.next();
     rows.mean = arrays.next();
     rows.squares = arrays.next();
+    rows.moments = wanted.score_mean.defined();
     rows.entropy = cuda::pointer<float>(wanted.entropy);
     rows.top_weight = wanted.top_weight.defined()   ? cuda::pointer<float>(wanted.top_weight)
                       : wanted.saturation.defined() ? arrays.next()
                                                     : nullptr;
     rows.top_index = cuda::pointer<int>(wanted.top_index);
   }
-  cuda::general_forward(job, prepared.grid, p.q.dtype(), cuda::rows_of(out.out),
-                        cuda::pointer<float>(out.lse), has_statistics ? &rows : nullptr, stream());
+  const bool by_mma = cuda::why_not_mma(p, out).empty();
+  const auto forward = by_mma ? cuda::mma_forward : cuda::general_forward;
+  forward(job, prepared.grid, p.q.dtype(), cuda::rows_of(out.out), cuda::pointer<float>(out.lse),
+          has_statistics ? &rows : nullptr, stream());
   if (!has_statistics) return;
   cuda::head_statistics(job, prepared.grid, rows, wanted, stream());
   if (wanted.received.defined()) {
-    cuda::received(job, prepared.grid, p.q.dtype(), rows, cuda::pointer<float>(wanted.received),
-                   stream());
+    const auto receive = by_mma ? cuda::mma_received : cuda::received;
+    receive(job, prepared.grid, p.q.dtype(), rows, cuda::pointer<float>(wanted.received), stream());
   }
 }
 

@@ -27,6 +27,7 @@ struct RowStatistics {
   float *top = nullptr, *share = nullptr;  // p = e^(s - top) share
   float* logit = nullptr;
   float *origin = nullptr, *mean = nullptr, *squares = nullptr;  // of scores: origin + mean
+  bool moments = false;                             // whether somebody asks for mean and squares
   float *entropy = nullptr, *top_weight = nullptr;  // null when nobody asks; saturation does
   int* top_index = nullptr;
 };

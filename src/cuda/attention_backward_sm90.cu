@@ -88,7 +88,9 @@ __global__ void row_terms_kernel(const RowParams p) {
   if (part != 0 || row >= p.padded_rows) return;
   RowTerms terms{kInfinity, 0};
   if (lse != -kInfinity) terms = {lse * kLog2e, sum - (p.dlse ? p.dlse[i] : 0.f)};
-  if (fabsf(lse) > OnlineSoftmax::kExtreme && lse != -kInfinity) *p.tainted = 1;
+  // Beyond this, a weight made from it is more than a few per cent off.
+  constexpr float kExtremeLse = 1 << 20;
+  if (fabsf(lse) > kExtremeLse && lse != -kInfinity) *p.tainted = 1;
   p.terms[std::int64_t(pair) * p.padded_rows + row] = terms;
 }
 

@@ -230,6 +230,7 @@ const char* why_not_sm90_forward(const Sm90Forward& call) {
   if (call.statistics && call.softcap > 0) return "statistics with softcap";
   if (call.statistics && call.sinks) return "statistics with sinks";
   if (call.statistics && call.scale > kLargestWatchedScale) return "statistics with a large scale";
+  if (call.statistics && call.scale < kLeastWatchedScale) return "statistics with a tiny scale";
   const auto mapped = [&](const void* data, const Sm90Strides& s) {
     return can_map({data, 0, 0, 0, 0, s.batch, s.head, s.row});
   };

@@ -1,9 +1,9 @@
 // Which calls the kernels by matrix instructions serve.
 #include "cuda/attention_mma.h"
 
+#include <algorithm>
 #include <cstdlib>
 
-#include "cuda/attention_statistics.h"
 #include "cuda/tile/launch.cuh"
 
 namespace qkv::cuda {
@@ -50,11 +50,13 @@ std::string why_not_either(const AttentionProblem& p, std::int64_t bytes_needed)
 }  // namespace
 
 std::string why_not_mma(const AttentionProblem& p, const AttentionResults& results) {
-  if (results.statistics.received.defined()) return "what keys receive is asked for";
-  if (watches_scores(results.statistics)) return "statistics are asked for";
   if (largest_size(p) > kLargestHead) return "a head size above 128";
   if (!lies_in_vectors(results.out)) return "rows do not begin at multiples of 16 bytes";
-  return why_not_either(p, mma_forward_bytes(p.q.dtype(), largest_size(p)));
+  std::int64_t bytes = mma_forward_bytes(p.q.dtype(), largest_size(p));
+  if (results.statistics.received.defined()) {
+    bytes = std::max(bytes, mma_received_bytes(p.q.dtype(), p.head_size));
+  }
+  return why_not_either(p, bytes);
 }
 
 std::string why_not_mma(const AttentionProblem& p, const AttentionBackward& t) {

@@ -14,8 +14,12 @@ namespace qkv::cuda {
 std::string why_not_mma(const AttentionProblem& problem, const AttentionResults& results);
 std::string why_not_mma(const AttentionProblem& problem, const AttentionBackward& tensors);
 
+// `rows`, if not null, gets what scores tell of rows, as general_forward leaves it.
 void mma_forward(const AttentionJob& job, const AttentionGrid& grid, DType dtype, const Rows& out,
-                 float* lse, cudaStream_t stream);
+                 float* lse, const RowStatistics* rows, cudaStream_t stream);
+// What each key receives, as `received`, of such rows.
+void mma_received(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
+                  const RowStatistics& rows, float* to, cudaStream_t stream);
 
 struct MmaBackward {
   BackwardTensors tensors;
@@ -41,6 +45,7 @@ void mma_diagonal_backward(const AttentionJob& job, const AttentionGrid& grid, D
 
 // Shared memory of a block, for heads of this size.
 std::int64_t mma_forward_bytes(DType dtype, std::int64_t size);
+std::int64_t mma_received_bytes(DType dtype, std::int64_t size);
 std::int64_t mma_backward_bytes(DType dtype, std::int64_t size);
 
 }  // namespace qkv::cuda

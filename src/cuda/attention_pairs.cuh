@@ -153,6 +153,18 @@ struct PairBlock {
     bits.of[0] &= allowed[0];
     bits.of[1] &= allowed[1];
   }
+  // Takes out what a bias of -inf hides, before it is added.
+  __device__ void apply_bias(const AttentionJob& job, const Sequence& s, PairBits& bits) const {
+    if (job.bias.data == nullptr) return;
+    const auto hide = [&](auto value, int r, int n) {
+      if (to_float(value) == -kInfinity) bits.of[r] &= ~(1u << n);
+    };
+    switch (job.bias_dtype) {
+      case DType::bf16: return read<device_bf16>(job.bias, s, staged.bias, hide);
+      case DType::f16: return read<device_f16>(job.bias, s, staged.bias, hide);
+      default: return read<float>(job.bias, s, staged.bias, hide);
+    }
+  }
 
   // From products to scores: softcap here, biases below. `slopes`, if there is a block of them, is
   // multiplied by the derivative of the softcap.
@@ -163,12 +175,11 @@ struct PairBlock {
       each(x, [&](float& score, int, int) { score *= job.scale; });
       return;
     }
-    const float inner = job.scale / job.softcap;
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) {
-      const float tanh = tanh_fast(x[i] * inner);
-      x[i] = job.softcap * tanh;
-      if (slopes != nullptr) (*slopes)[i] *= 1 - tanh * tanh;
+    constexpr float kLargeCap = 64;
+    if (job.softcap > kLargeCap) {
+      cap_scores(job, x, slopes, tanh_close);
+    } else {
+      cap_scores(job, x, slopes, tanh_fast);
     }
   }
   // A bias of -inf hides its pair.
@@ -245,6 +256,19 @@ struct PairBlock {
   }
 
  private:
+  template <class Tanh>
+  __device__ __forceinline__ static void cap_scores(const AttentionJob& job,
+                                                    float (&x)[kColumns / 2],
+                                                    float (*slopes)[kColumns / 2], Tanh tanh_of) {
+    const float inner = job.scale / job.softcap;
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const float tanh = tanh_of(x[i] * inner);
+      x[i] = job.softcap * tanh;
+      if (slopes != nullptr) (*slopes)[i] *= 1 - tanh * tanh;
+    }
+  }
+
   template <class B>
   __device__ __forceinline__ void add_tensor(const AttentionJob& job, const Sequence& s,
                                              float (&x)[kColumns / 2], PairBits& bits) const {

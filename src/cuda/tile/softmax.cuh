@@ -24,6 +24,12 @@ __device__ inline float tanh_fast(float x) {
   asm("min.NaN.f32 %0, %1, 0f42A00000;" : "=f"(exponent) : "f"(2 * kLog2e * x));  // at most 80
   return 1 - __fdividef(2.f, exp2_fast(exponent) + 1);
 }
+// Also where what it is multiplied by is large: of small x all digits are right.
+__device__ inline float tanh_close(float x) {
+  const float y = x * x;
+  const float series = fmaf(fmaf(fmaf(-17.f / 315, y, 2.f / 15), y, -1.f / 3), y, 1.f) * x;
+  return fabsf(x) < 0.25f ? series : tanh_fast(x);
+}
 __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
@@ -47,9 +53,16 @@ __device__ inline float with_sink(float sink, float lse, float& share) {
   return both;
 }
 
-// Nobody watches the scores. ScoreWatch (statistics.cuh) says what there is to watch.
+// The entropy of such a row, lse - sum p s over its keys, from that without the sink and both lse.
+// `left` is what the sink leaves to keys.
+__device__ inline float entropy_with_sink(float entropy, float left, float lse, float full_lse) {
+  return left * entropy + (full_lse - lse) + (1 - left) * lse;
+}
+
+// Nobody watches the scores. ScoreWatch (statistics.cuh) and PairWatch (attention_mma_watch.cuh)
+// say what there is to watch.
 struct NoWatch {
-  static constexpr bool kFindsKeys = false;
+  __device__ static constexpr bool finds_keys() { return false; }
   __device__ static float known(float largest) { return largest; }
   __device__ static bool counts() { return false; }
   __device__ void count(float) {}
@@ -63,8 +76,9 @@ struct OnlineSoftmax {
   // Weights are 2^(scale s - scale maximum). The maximum is left alone while scores stay within
   // 2^8 of it: what was summed up then needs no rescaling, and 2^8 overflows nothing.
   static constexpr float kSlack = 8;
-  // Beyond this, scale * s loses so many bits that scale * s - scale * maximum could overflow.
-  static constexpr float kExtreme = 1 << 20;
+  // Beyond this, scale * maximum is rounded by more than what a weight of 1 may differ from 1 by:
+  // the maximum is subtracted first.
+  static constexpr float kExtreme = 1 << 10;
 
   float maximum[2] = {-kInfinity, -kInfinity};
   // The largest score there was; the lane's own part until `finish`, but never below `maximum`.
@@ -79,7 +93,7 @@ struct OnlineSoftmax {
     float shift[2] = {maximum[0] * scale, maximum[1] * scale};
     bool counts = watch.counts(), moved = false;
     factor[0] = factor[1] = 1;
-    if (Watch::kFindsKeys || !settled || !stays(s, scale))
+    if (watch.finds_keys() || !settled || !stays(s, scale))
       moved = move(s, scale, factor, shift, counts, watch);
     if (counts)
       weigh<true>(s, scale, shift, watch);
@@ -148,7 +162,7 @@ struct OnlineSoftmax {
     largest_of_lane(s, largest_here);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (!Watch::kFindsKeys) largest_here[r] = fmaxf(largest_here[r], top[r]);
+      if (!watch.finds_keys()) largest_here[r] = fmaxf(largest_here[r], top[r]);
       largest_here[r] = Watch::known(quad_max(largest_here[r]));
     }
     watch.find_keys(s, largest_here, top);

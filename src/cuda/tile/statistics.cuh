@@ -26,17 +26,28 @@ __device__ inline float quad_sum_by_row(float first, float second) {
 }
 
 // No score: those are larger. Finite, so that a weight of 0 times it is 0, while the scale is at
-// most kLargestWatchedScale.
-inline constexpr float kHiddenScore = -1e37f, kLargestWatchedScale = 16;
+// most kLargestWatchedScale; and that weight is 0 while it is at least kLeastWatchedScale.
+inline constexpr float kHiddenScore = -1e37f, kLargestWatchedScale = 16,
+                       kLeastWatchedScale = 1e-30f;
+
+// Of two rows, the sum of p log2(p), p being weights before the division.
+struct EntropySums {
+  float weighted[2] = {0, 0};
+
+  // Weights so far are multiplied by `factor` = 2^-distance. Where it is 0, the distance times
+  // their sum may be infinite.
+  __device__ void rescale(int r, float factor, float distance, float sum) {
+    weighted[r] = factor == 0 ? 0.f : factor * (weighted[r] - distance * sum);
+  }
+};
 
 // Watches the thread's two rows. `top_key` is the same in the quad, sums are the lane's own part.
 // Without FindsKeys, `top_key` is not looked for, and takes no registers.
 template <bool FindsKeys>
-struct ScoreWatch {
-  static constexpr bool kFindsKeys = FindsKeys;
+struct ScoreWatch : EntropySums {
+  __device__ static constexpr bool finds_keys() { return FindsKeys; }
 
   int top_key[2] = {-1, -1};
-  float weighted[2] = {0, 0};    // sum of p log2(p), p being weights before the division
   float total = 0, squares = 0;  // of both rows: registers are few
   int key0 = 0;                  // of the tile that comes next
   bool masked = false;           // whether it has hidden pairs
@@ -83,11 +94,6 @@ struct ScoreWatch {
         if (higher) top_key[r] = key0 + key;
       }
     }
-  }
-  // Weights so far are multiplied by `factor` = 2^-distance. Where it is 0, the distance times
-  // their sum may be infinite.
-  __device__ void rescale(int r, float factor, float distance, float sum) {
-    weighted[r] = factor == 0 ? 0.f : factor * (weighted[r] - distance * sum);
   }
   __device__ void weigh(int r, float exponent, float weight) {
     weighted[r] = fmaf(exponent, weight, weighted[r]);
