@@ -186,19 +186,20 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
   if (is_short) return cuda::short_forward(job, prepared.grid, out, stream());
   const bool has_statistics = cuda::watches_scores(wanted) || wanted.received.defined();
   cuda::RowStatistics rows;
-  cuda::RowArrays arrays(*this, has_statistics ? out.lse.numel() : 0, 8);
+  std::optional<cuda::RowArrays> arrays;
   if (has_statistics) {
-    rows.seen = arrays.next();
-    rows.top = arrays.next();
-    rows.share = arrays.next();
-    rows.logit = arrays.next();
-    rows.origin = arrays.next();
-    rows.mean = arrays.next();
-    rows.squares = arrays.next();
+    arrays.emplace(*this, out.lse.numel(), 8);
+    rows.seen = arrays->next();
+    rows.top = arrays->next();
+    rows.share = arrays->next();
+    rows.logit = arrays->next();
+    rows.origin = arrays->next();
+    rows.mean = arrays->next();
+    rows.squares = arrays->next();
     rows.moments = wanted.score_mean.defined();
     rows.entropy = cuda::pointer<float>(wanted.entropy);
     rows.top_weight = wanted.top_weight.defined()   ? cuda::pointer<float>(wanted.top_weight)
-                      : wanted.saturation.defined() ? arrays.next()
+                      : wanted.saturation.defined() ? arrays->next()
                                                     : nullptr;
     rows.top_index = cuda::pointer<int>(wanted.top_index);
   }
