@@ -13,6 +13,8 @@ namespace {
 
 using namespace neon_decode;
 
+constexpr std::int64_t kKeysInCache = 32;
+
 // 2 * kPairs rows against eight keys, paired into cells on the way. Few rows mean few sums, so the
 // two halves of a load go to sums of their own.
 template <Ask kAsk, int kPairs>
@@ -107,12 +109,16 @@ void value_rows(const Left& p, const Right& x, std::int64_t column, RowsAhead<kA
   });
 }
 
-// 2 * kPairs rows by 8 * kVectors columns: four keys transposed are cells for BFMMLA.
+// 2 * kPairs rows by 8 * kVectors columns: four keys transposed are cells for BFMMLA. Sums go on
+// from `sums`, as BFMMLA has them.
 template <int kPairs, int kVectors, Ask kAsk>
-void value_block(const Bits* a, const Right& x, std::int64_t column, RowsAhead<kAsk>& next,
-                 float* c, std::int64_t c_stride) {
+QKV_INLINE void value_block(const Bits* a, const Right& x, std::int64_t column,
+                            RowsAhead<kAsk>& next, Sums (*sums)[kPairs][4]) {
   const std::int64_t strip = 2 * x.rows;
-  Sums sum[kVectors][kPairs][4] = {};
+  Sums sum[kVectors][kPairs][4];
+  unrolled<kVectors>([&](auto v) {
+    unrolled<kPairs>([&](auto i) { unrolled<4>([&](auto j) { sum[v][i][j] = sums[v][i][j]; }); });
+  });
   walk_values<4, kVectors>(x, column, next, [&](std::int64_t k, auto value) {
     unrolled<kVectors>([&](auto v) {
       Cell y[4] = {load(value(0, v)), load(value(1, v)), load(value(2, v)), load(value(3, v))};
@@ -123,30 +129,43 @@ void value_block(const Bits* a, const Right& x, std::int64_t column, RowsAhead<k
       });
     });
   });
-  unrolled<kVectors>([&](auto v) { put_block<true>(c + 8 * v, c_stride, sum[v]); });
+  unrolled<kVectors>([&](auto v) {
+    unrolled<kPairs>([&](auto i) { unrolled<4>([&](auto j) { sums[v][i][j] = sum[v][i][j]; }); });
+  });
 }
 
 // Blocks of kVectors columns while they fit, then single ones.
 template <Ask kAsk, int kRows>
 void values_by_rows(const Left& p, const Right& x, float* c, std::int64_t c_stride) {
-  auto next = rows_ahead<kAsk>(x.data + x.rows * x.stride, x);
-  std::int64_t j = 0;
-  for (; j + 32 <= x.columns; j += 32) value_rows<kRows, 4>(p, x, j, next, c + j, c_stride);
-  for (; j < x.columns; j += 8) value_rows<kRows, 1>(p, x, j, next, c + j, c_stride);
+  for_each_run<kKeysInCache>(p, x, [&](const Left& weights, const Right& run) {
+    auto next = rows_ahead<kAsk>(run.data + run.rows * run.stride, run);
+    std::int64_t j = 0;
+    for (; j + 32 <= run.columns; j += 32) {
+      value_rows<kRows, 4>(weights, run, j, next, c + j, c_stride);
+    }
+    for (; j < run.columns; j += 8) value_rows<kRows, 1>(weights, run, j, next, c + j, c_stride);
+  });
 }
 
 template <Ask kAsk, int kPairs>
 void values_by_pairs(const Left& p, const Right& x, float* c, std::int64_t c_stride) {
   constexpr int kVectors = kPairs == 2 ? 2 : 1;
+  Room<Sums[kPairs][4], DecodeEngine::kMostDepth / 8> sums_room;
   Room<Bits, 2 * kPairs * kKeysInCache> room;
-  Bits* cells = room.get();
-  pack_rows(p, x.rows, cells);
-  auto next = rows_ahead<kAsk>(x.data + x.rows * x.stride, x);
-  std::int64_t j = 0;
-  for (; j + 8 * kVectors <= x.columns; j += 8 * kVectors) {
-    value_block<kPairs, kVectors>(cells, x, j, next, c + j, c_stride);
-  }
-  for (; j < x.columns; j += 8) value_block<kPairs, 1>(cells, x, j, next, c + j, c_stride);
+  Bits* const cells = room.get();
+  auto* const sums = sums_room.get();
+  const std::int64_t vectors = (x.columns + 7) / 8;
+  std::fill_n(&sums[0][0][0], vectors * kPairs * 4, vdupq_n_f32(0));
+  for_each_run<kKeysInCache>(p, x, [&](const Left& weights, const Right& run) {
+    pack_rows(weights, run.rows, cells);
+    auto next = rows_ahead<kAsk>(run.data + run.rows * run.stride, run);
+    std::int64_t v = 0;
+    for (; v + kVectors <= vectors; v += kVectors) {
+      value_block<kPairs, kVectors>(cells, run, 8 * v, next, sums + v);
+    }
+    for (; v < vectors; ++v) value_block<kPairs, 1>(cells, run, 8 * v, next, sums + v);
+  });
+  for (std::int64_t v = 0; v < vectors; ++v) put_block<true>(c + 8 * v, c_stride, sums[v]);
 }
 
 template <Ask kFew, Ask kMany>
@@ -157,9 +176,7 @@ constexpr decltype(&values_by_rows<kFew, 1>) kValueRows[] = {
 void values(const Left& p, const Right& x, float* c, std::int64_t c_stride) {
   const auto& rows =
       x.from_memory ? kValueRows<Ask::far, Ask::both> : kValueRows<Ask::near, Ask::near>;
-  const auto add = rows[p.rows == 1 ? 0 : p.rows / 2];
-  for_each_run(p, x,
-               [&](const Left& weights, const Right& run) { add(weights, run, c, c_stride); });
+  rows[p.rows == 1 ? 0 : p.rows / 2](p, x, c, c_stride);
 }
 
 constexpr DecodeEngine kDecode{

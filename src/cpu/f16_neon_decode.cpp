@@ -128,7 +128,7 @@ void value_rows(const Left& p, const Right& x, float* c, std::int64_t c_stride) 
 
 template <Ask kAsk>
 void values_ahead(const Left& p, const Right& x, float* c, std::int64_t c_stride) {
-  for_each_run(p, x, [&](const Left& weights, const Right& run) {
+  for_each_run<64>(p, x, [&](const Left& weights, const Right& run) {
     for_each_group(p.rows, [&](auto rows, std::int64_t i) {
       value_rows<kAsk, decltype(rows)::value>(
           {weights.data + i * weights.stride, weights.stride, rows}, run, c + i * c_stride,

@@ -21,7 +21,6 @@ using Bits = std::uint16_t;
 
 inline constexpr std::int64_t kKeysAtOnce = 8;
 inline constexpr std::int64_t kBlocksAhead = 2;
-inline constexpr std::int64_t kKeysInCache = 64;  // of values: rows walked column by column
 
 // Up to eight rows, copied to where all eight and a multiple of 8 columns are, zeros for the rest.
 class Padded {
@@ -108,13 +107,14 @@ QKV_INLINE void walk_values(const Right& x, std::int64_t column, RowsAhead<kAsk>
   }
 }
 
-// Calls add(p, x) for as many keys as a cache holds, the same of p and of x.
-template <class Add>
+// Calls add(p, x) for kKeys keys at a time, the same of p and of x: as many as stay in the first
+// level while their values are walked column by column.
+template <std::int64_t kKeys, class Add>
 QKV_INLINE void for_each_run(const Left& p, const Right& x, Add add) {
   const std::int64_t whole = x.columns % 8 == 0 ? x.rows / 8 * 8 : 0;
   std::int64_t k = 0;
   while (k < whole) {
-    const std::int64_t here = std::min(kKeysInCache, whole - k);
+    const std::int64_t here = std::min(kKeys, whole - k);
     add(Left{p.data + k, p.stride, p.rows},
         Right{x.data + k * x.stride, x.stride, here, x.columns, x.from_memory});
     k += here;
