@@ -13,7 +13,7 @@ namespace {
 
 using namespace neon_decode;
 
-constexpr std::int64_t kKeysInCache = 32;
+constexpr std::int64_t kKeysInCache = 32;  // few, since a run of them costs little besides
 
 // 2 * kPairs rows against eight keys, paired into cells on the way. Few rows mean few sums, so the
 // two halves of a load go to sums of their own.
@@ -109,6 +109,13 @@ void value_rows(const Left& p, const Right& x, std::int64_t column, RowsAhead<kA
   });
 }
 
+template <int kVectors, int kPairs>
+QKV_INLINE void copy_sums(const Sums (*from)[kPairs][4], Sums (*to)[kPairs][4]) {
+  unrolled<kVectors>([&](auto v) {
+    unrolled<kPairs>([&](auto i) { unrolled<4>([&](auto j) { to[v][i][j] = from[v][i][j]; }); });
+  });
+}
+
 // 2 * kPairs rows by 8 * kVectors columns: four keys transposed are cells for BFMMLA. Sums go on
 // from `sums`, as BFMMLA has them.
 template <int kPairs, int kVectors, Ask kAsk>
@@ -116,9 +123,7 @@ QKV_INLINE void value_block(const Bits* a, const Right& x, std::int64_t column,
                             RowsAhead<kAsk>& next, Sums (*sums)[kPairs][4]) {
   const std::int64_t strip = 2 * x.rows;
   Sums sum[kVectors][kPairs][4];
-  unrolled<kVectors>([&](auto v) {
-    unrolled<kPairs>([&](auto i) { unrolled<4>([&](auto j) { sum[v][i][j] = sums[v][i][j]; }); });
-  });
+  copy_sums<kVectors, kPairs>(sums, sum);
   walk_values<4, kVectors>(x, column, next, [&](std::int64_t k, auto value) {
     unrolled<kVectors>([&](auto v) {
       Cell y[4] = {load(value(0, v)), load(value(1, v)), load(value(2, v)), load(value(3, v))};
@@ -129,9 +134,7 @@ QKV_INLINE void value_block(const Bits* a, const Right& x, std::int64_t column,
       });
     });
   });
-  unrolled<kVectors>([&](auto v) {
-    unrolled<kPairs>([&](auto i) { unrolled<4>([&](auto j) { sums[v][i][j] = sum[v][i][j]; }); });
-  });
+  copy_sums<kVectors, kPairs>(sum, sums);
 }
 
 // Blocks of kVectors columns while they fit, then single ones.

@@ -15,6 +15,8 @@ namespace {
 
 using namespace neon_decode;
 
+constexpr std::int64_t kKeysInCache = 64;
+
 QKV_INLINE float16x8_t load(const Bits* x) { return vreinterpretq_f16_u16(vld1q_u16(x)); }
 
 // Calls body(rows, first) for groups of four, two or one rows, their number a constant.
@@ -128,7 +130,7 @@ void value_rows(const Left& p, const Right& x, float* c, std::int64_t c_stride) 
 
 template <Ask kAsk>
 void values_ahead(const Left& p, const Right& x, float* c, std::int64_t c_stride) {
-  for_each_run<64>(p, x, [&](const Left& weights, const Right& run) {
+  for_each_run<kKeysInCache>(p, x, [&](const Left& weights, const Right& run) {
     for_each_group(p.rows, [&](auto rows, std::int64_t i) {
       value_rows<kAsk, decltype(rows)::value>(
           {weights.data + i * weights.stride, weights.stride, rows}, run, c + i * c_stride,
