@@ -18,11 +18,11 @@ using Case = AttentionCase;
 
 class AttentionMma : public AttentionByDType {
  protected:
-  // Each with heads of 64 and 128, of which the second need not be whole; with and without
+  // Each in kernels for heads of 64, 128 and 256, the latter two with padding; with and without
   // statistics, which are kernels of their own.
   template <class Change>
   void check(const std::string& name, Change change, Pass pass = Pass::both) {
-    for (const std::int64_t size : {64, 104}) {
+    for (const std::int64_t size : {64, 104, 184}) {
       Case c{.name = name, .batch = 2, .queries = 150, .keys = 205, .head_size = size};
       change(c);
       check_attention(c, GetParam(), pass);
@@ -85,6 +85,30 @@ TEST_P(AttentionMma, SoftcapAndSinks) {
   });
 }
 
+// Heads of Gemma, and keys longer than values.
+TEST_P(AttentionMma, LargeHeads) {
+  const auto check_size = [&](std::int64_t size, std::int64_t value_size) {
+    for (const float softcap : {0.0f, 1.5f}) {
+      check_attention({.name = std::to_string(size) + " and " + std::to_string(value_size),
+                       .heads = 4,
+                       .queries = 150,
+                       .keys = 205,
+                       .head_size = size,
+                       .value_size = value_size,
+                       .causal = true,
+                       .offset = 40,
+                       .slopes = {4},
+                       .softcap = softcap,
+                       .dropout = 0.1f,
+                       .dlse = true},
+                      GetParam());
+    }
+  };
+  check_size(256, 256);
+  check_size(192, 128);
+  check_size(64, 256);
+}
+
 // What is not asked for is not made, and changes nothing else.
 TEST_P(AttentionMma, SomeStatistics) {
   using enum Statistics;
@@ -137,8 +161,10 @@ TEST_P(AttentionMma, IsTakenOnAGpu) {
   expect_mma("values of another size", [](Case& c) { c.value_size = 32; });
   EXPECT_EQ(kernels([](Case& c) { c.softcap = 2; }).backward, "mma");
   EXPECT_EQ(kernels([](Case& c) { c.softcap = 2, c.statistics = Statistics::all; }).forward, "mma");
-  EXPECT_EQ(kernels([](Case& c) { c.head_size = 136, c.slopes = {2}; }).forward,
-            "general: a head size above 128");
+  expect_mma("a large head", [](Case& c) { c.head_size = 256, c.slopes = {2}; });
+  expect_mma("a large key", [](Case& c) { c.head_size = 192, c.value_size = 128; });
+  EXPECT_EQ(kernels([](Case& c) { c.head_size = 264, c.slopes = {2}; }).forward,
+            "general: a head size above 256");
   EXPECT_EQ(kernels([](Case& c) { c.head_size = 60; }).forward,
             "general: a head size that is no multiple of 8");
 }

@@ -178,7 +178,10 @@ TEST_F(Cuda, TellsOfScoresInItsFastKernel) {
   if (kernel(Statistics::none) != "sm90") GTEST_SKIP() << kernel(Statistics::none);
   EXPECT_EQ(kernel(Statistics::max_logit), "sm90");
   EXPECT_EQ(kernel(kRowStatistics), "sm90");
-  EXPECT_EQ(kernel(Statistics::all), "mma");
+  EXPECT_EQ(kernel(Statistics::all), "sm90");
+  const Tensor sinks = to(Generator(2).normal({4}), kGpu);
+  EXPECT_EQ(attention_kernels(x, x, x, {.sinks = sinks, .statistics = kRowStatistics}).forward,
+            "sm90");
 }
 
 TEST_F(Cuda, GivesTheSameBitsEveryTime) {

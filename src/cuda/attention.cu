@@ -147,6 +147,14 @@ AttentionProblem with_lengths_read(const AttentionProblem& p) {
   return read;
 }
 
+// A Hopper GPU's own kernels leave what keys receive to others.
+std::string why_not_sm90(const AttentionProblem& p, const AttentionResults& results) {
+  if (results.statistics.received.defined() && !why_not_mma(p, results).empty()) {
+    return "what keys receive is asked for";
+  }
+  return why_not_hopper(p, results);
+}
+
 // Arrays of one float per row, out of one allocation.
 struct RowArrays {
   Tensor memory;
@@ -175,8 +183,16 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
   }
   if (p.sequences.empty()) return;
   const bool is_short = cuda::why_not_short(p, out).empty();
-  if (!is_short && cuda::why_not_hopper(p, out).empty()) {
-    return cuda::hopper_forward(*this, p, out);
+  if (!is_short && cuda::why_not_sm90(p, out).empty()) {
+    if (!wanted.received.defined()) return cuda::hopper_forward(*this, p, out);
+    cuda::RowArrays arrays(*this, out.lse.numel(), 2);
+    cuda::RowStatistics rows;
+    rows.top = arrays.next();
+    rows.share = arrays.next();
+    cuda::hopper_forward(*this, p, out, {rows.top, rows.share});
+    const cuda::PreparedJob prepared = cuda::prepare(*this, p);
+    return cuda::mma_received(prepared.job, prepared.grid, p.q.dtype(), rows,
+                              cuda::pointer<float>(wanted.received), stream());
   }
   if (!is_short && cuda::why_not_split(p, out).empty()) {
     return cuda::split_forward(*this, p, out);
@@ -288,7 +304,7 @@ AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,
     if (p.key_lengths.defined() && cuda::decodes(p, results)) return "decode";
     if (short_forward) return "short";
     if (cuda::why_not_split(p, results).empty()) return "in parts";
-    std::string reason = cuda::why_not_hopper(p, results);
+    std::string reason = cuda::why_not_sm90(p, results);
     if (reason.empty()) return cuda::hopper_kernel(p, results);
     if (by_mma) reason = cuda::why_not_mma(p, results);
     return reason.empty() ? mma : "general: " + reason;

@@ -76,6 +76,17 @@ struct HeadSums {
   }
 };
 
+// A sink takes its share of what row `at` has told of its keys. Done here, since there is no
+// register to spare where rows are made.
+__device__ void add_sink(const Params& p, float sink, std::int64_t at, RowTold& row) {
+  const float lse = p.lse[at], taken = expf(sink - lse), left = 1 - taken;
+  const float of_keys = left > 0 ? lse + log1pf(-taken) : 0;
+  row.entropy = left > 0 ? entropy_with_sink(row.entropy, left, of_keys, lse) : lse;
+  row.top_weight *= left;
+  if (p.statistics.entropy) p.statistics.entropy[at] = row.entropy;
+  if (p.statistics.top_weight) p.statistics.top_weight[at] = row.top_weight;
+}
+
 constexpr int kFinishWarps = 16;
 
 // A block per sequence and head puts together what its rows have told; always in the same order.
@@ -83,17 +94,31 @@ __global__ void __launch_bounds__(32 * kFinishWarps)
     finish_statistics_kernel(const __grid_constant__ Params p, int block_rows) {
   __shared__ HeadSums of_warps[kFinishWarps];
   const int pair = blockIdx.x;
-  const Sm90Sequence sequence = p.sequences ? p.sequences[pair / p.heads] : p.all_alike;
+  Sm90Sequence sequence = p.all_alike;
+  if (p.sequences)
+    sequence = p.sequences[pair / p.heads];
+  else
+    sequence.q_batch = pair / p.heads;
   const Sight sight{p.left, p.right, sequence.offset, sequence.k_visible};
   const int rows = p.row_blocks * block_rows;  // padded
   const RowTold* const told = p.told + std::int64_t(pair) * rows;
+  const int head = pair % p.heads;
+  const std::int64_t first =
+      (std::int64_t(sequence.q_batch) * p.heads + head) * p.q_rows + sequence.q_start;
   HeadSums sums;
 #pragma unroll 4
   for (int i = threadIdx.x; i < rows; i += 32 * kFinishWarps) {
-    const RowTold row = told[i];
+    RowTold row = told[i];
     const int block = i / block_rows;
-    const KeyRange seen =
-        sight.of(first_row_of(block, block_rows, sequence.q_rows) + i - block * block_rows);
+    const int at = first_row_of(block, block_rows, sequence.q_rows) + i - block * block_rows;
+    const KeyRange seen = sight.of(at);
+    if (p.sinks && row.top != -kInfinity) add_sink(p, p.sinks[head], first + at, row);
+    const int next = first_row_of(block + 1, block_rows, sequence.q_rows);
+    if (p.statistics.row_top && at < min(next, sequence.q_rows)) {
+      const bool sees = row.top != -kInfinity;
+      p.statistics.row_top[first + at] = sees ? row.top * (p.scale / kLog2e) : 0;
+      p.statistics.row_share[first + at] = sees ? row.top_weight : 0;
+    }
     sums.add(row, seen.end - seen.begin);
     (i % 16 < 8 ? sums.total : sums.squares) += row.moment;
   }
@@ -228,7 +253,6 @@ const char* why_not_sm90_forward(const Sm90Forward& call) {
     return "head size is not a multiple of 8 up to 256";
   if (!(call.scale > 0)) return "scale is not positive";
   if (call.statistics && call.softcap > 0) return "statistics with softcap";
-  if (call.statistics && call.sinks) return "statistics with sinks";
   if (call.statistics && call.scale > kLargestWatchedScale) return "statistics with a large scale";
   if (call.statistics && call.scale < kLeastWatchedScale) return "statistics with a tiny scale";
   const auto mapped = [&](const void* data, const Sm90Strides& s) {

@@ -40,10 +40,11 @@ struct Sm90Statistics {
   float* entropy_mean = nullptr;
   float* entropy_relative = nullptr;
   float* saturation = nullptr;
-  void* workspace = nullptr;  // sm90_statistics_workspace bytes on the device
+  float *row_top = nullptr, *row_share = nullptr;  // like lse: weights are e^(score - top) share
+  void* workspace = nullptr;                       // sm90_statistics_workspace bytes on the device
 
   // The largest logit is at hand in every forward pass; the rest is what a watch puts together.
-  bool need_a_watch() const { return entropy || score_mean || score_var || saturation; }
+  bool need_a_watch() const { return entropy || score_mean || score_var || saturation || row_top; }
 };
 
 struct Sm90Forward {

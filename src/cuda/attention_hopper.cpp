@@ -69,7 +69,9 @@ Sm90Forward call_of(const AttentionProblem& p, const AttentionResults& results) 
   call.k_strides = strides_of(p.k);
   call.v_strides = strides_of(p.v);
   call.out_strides = call.q_strides;  // of a result that is not there yet
-  if (watches_scores(results.statistics)) call.statistics.emplace();
+  if (watches_scores(results.statistics) || results.statistics.received.defined()) {
+    call.statistics.emplace();
+  }
   if (results.out.defined()) {
     call.out = results.out.raw();
     call.lse = results.lse.data<float>();
@@ -162,7 +164,6 @@ bool has_neighbours(const Tensor& x) { return !x.defined() || x.stride(3) == 1; 
 }  // namespace
 
 std::string why_not_hopper(const AttentionProblem& p, const AttentionResults& results) {
-  if (results.statistics.received.defined()) return "what keys receive is asked for";
   if (std::string reason = why_not_either(p); !reason.empty()) return reason;
   if (!has_neighbours(results.out)) return "elements of a row are not neighbours";
   const char* reason = why_not_sm90_forward(call_of(p, results));
@@ -190,8 +191,12 @@ bool decodes(const AttentionProblem& p, const AttentionResults& results) {
 }
 
 void hopper_forward(CudaBackend& backend, const AttentionProblem& p,
-                    const AttentionResults& results) {
+                    const AttentionResults& results, const HopperRows& rows) {
   Sm90Forward call = call_of(p, results);
+  if (rows.top != nullptr) {
+    call.statistics->row_top = rows.top;
+    call.statistics->row_share = rows.share;
+  }
   const Tensor sequences = upload_sequences(backend, p, call);
   call.ticket = backend.tickets(kSm90Tickets);
   Tensor sums, pages;

@@ -13,8 +13,13 @@ std::string why_not_hopper(const AttentionProblem& problem, const AttentionBackw
 bool decodes(const AttentionProblem& problem, const AttentionResults& results);
 // "decode" or "sm90".
 std::string hopper_kernel(const AttentionProblem& problem, const AttentionResults& results);
+// What weights of rows are made of, like lse: p = e^(s - top) share.
+struct HopperRows {
+  float *top = nullptr, *share = nullptr;
+};
+// All results but what keys receive, for which the caller asks for `rows`.
 void hopper_forward(CudaBackend& backend, const AttentionProblem& problem,
-                    const AttentionResults& results);
+                    const AttentionResults& results, const HopperRows& rows = {});
 // `served` is a word on the device, 0 when the kernel could do it. Where it is not, the inputs hold
 // what matrix products cannot be trusted with, and the general kernel has to.
 struct HopperBackward {

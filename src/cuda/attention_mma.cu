@@ -9,9 +9,12 @@
 namespace qkv::cuda {
 namespace {
 
-constexpr std::int64_t kLargestHead = 128;
-
 std::int64_t largest_size(const AttentionProblem& p) { return std::max(p.head_size, p.value_size); }
+
+std::string why_not_of_this_size(const AttentionProblem& p) {
+  const std::int64_t most = p.q.dtype() == DType::f32 ? 128 : 256;
+  return largest_size(p) > most ? "a head size above " + std::to_string(most) : "";
+}
 
 // What is done to single pairs is done for elements of 16 bits only.
 std::string why_not_in_tf32(const AttentionProblem& p) {
@@ -50,7 +53,7 @@ std::string why_not_either(const AttentionProblem& p, std::int64_t bytes_needed)
 }  // namespace
 
 std::string why_not_mma(const AttentionProblem& p, const AttentionResults& results) {
-  if (largest_size(p) > kLargestHead) return "a head size above 128";
+  if (std::string reason = why_not_of_this_size(p); !reason.empty()) return reason;
   if (!lies_in_vectors(results.out)) return "rows do not begin at multiples of 16 bytes";
   std::int64_t bytes = mma_forward_bytes(p.q.dtype(), largest_size(p));
   if (results.statistics.received.defined()) {
@@ -61,7 +64,7 @@ std::string why_not_mma(const AttentionProblem& p, const AttentionResults& resul
 
 std::string why_not_mma(const AttentionProblem& p, const AttentionBackward& t) {
   if (t.dentropy.defined()) return "there is a gradient of the entropy";
-  if (largest_size(p) > kLargestHead) return "a head size above 128";
+  if (std::string reason = why_not_of_this_size(p); !reason.empty()) return reason;
   for (const Tensor* x : {&t.dout, &t.out, &t.dq, &t.dk, &t.dv}) {
     if (!lies_in_vectors(*x)) return "rows do not begin at multiples of 16 bytes";
   }

@@ -12,15 +12,17 @@
 namespace qkv::cuda {
 
 // Calls f.template operator()<T, kSize>() for elements of a dtype. Heads are padded with zeros, of
-// floats to 32, 64, 96 or 128, of 16 bits (dispatch_halves) to 64 or 128.
+// floats to 32, 64, 96 or 128, of 16 bits (dispatch_halves) to 64, 128 or 256.
+template <class T, class F>
+auto dispatch_size(std::int64_t size, F&& f) {
+  if (size <= 64) return f.template operator()<T, 64>();
+  if (size <= 128) return f.template operator()<T, 128>();
+  return f.template operator()<T, 256>();
+}
 template <class F>
 auto dispatch_halves(DType dtype, std::int64_t size, F&& f) {
-  if (dtype == DType::bf16) {
-    if (size <= 64) return f.template operator()<device_bf16, 64>();
-    return f.template operator()<device_bf16, 128>();
-  }
-  if (size <= 64) return f.template operator()<device_f16, 64>();
-  return f.template operator()<device_f16, 128>();
+  return dtype == DType::bf16 ? dispatch_size<device_bf16>(size, f)
+                              : dispatch_size<device_f16>(size, f);
 }
 template <class F>
 auto dispatch_mma(DType dtype, std::int64_t size, F&& f) {

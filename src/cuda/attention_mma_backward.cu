@@ -1,7 +1,8 @@
 // Attention backward by matrix instructions: one kernel for dq and one for dk and dv, which are two
-// views of the same computation. A block has rows of its own (queries; keys), which stay in shared
-// memory with their results in registers, and walks over those that they see (keys; queries), which
-// pass. Every sum has one order, and nothing is S x S.
+// views of the same computation; for heads above 128 one for each, since registers hold one result.
+// A block has rows of its own (queries; keys), which stay in shared memory with their results in
+// registers, and walks over those that they see (keys; queries), which pass. Every sum has one
+// order, and nothing is S x S.
 //
 //   stay   pass    p = e^(scale stay1 pass1^T - lse)      results
 //   q, dout  k, v    ds = p (stay2 pass2^T + base)          dq = scale ds k
@@ -10,6 +11,8 @@
 
 namespace qkv::cuda {
 namespace {
+
+enum class Gradient { dq, dk, dv, dk_and_dv };
 
 template <class T, int kSize>
 struct BackwardPlan {
@@ -82,12 +85,14 @@ __global__ void __launch_bounds__(kRowWarps * 32)
   x.rows.base[at] = (x.tensors.dlse != nullptr ? x.tensors.dlse[at] : 0.0f) - dot;
 }
 
-template <class T, int kSize, bool kOfKeys, bool kStaged>
+template <class T, int kSize, Gradient kOf, bool kStaged>
 __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan<T, kSize>::kAtOnce)
     mma_backward_kernel(const __grid_constant__ AttentionJob job, WorkOrder order,
                         const __grid_constant__ MmaBackward x) {
   using Plan = BackwardPlan<T, kSize>;
   using Tile = WarpTile<T, kSize>;
+  constexpr bool kOfKeys = kOf != Gradient::dq, kOfScores = kOf != Gradient::dv;
+  constexpr bool kOfValues = kOf == Gradient::dv || kOf == Gradient::dk_and_dv;
   constexpr int kRows = Plan::kRows, kWarpRows = Plan::kWarpRows, kBlocks = Plan::kBlocks;
   constexpr int kColumns = Plan::kColumns, kStages = Plan::kStages;
   using Stages = PairStages<kOfKeys ? kColumns : kRows, kOfKeys ? kRows : kColumns>;
@@ -173,13 +178,15 @@ __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan
     const int row = (kOfKeys ? s.k_start : s.q_start) + first;
     stay1.template load<kRows, Plan::kThreads>(a.at<const T>(batch, own_head, row), a.row,
                                                seeing - first, job.head_size);
-    stay2.template load<kRows, Plan::kThreads>(b.at<const T>(batch, own_head, row), b.row,
-                                               seeing - first, job.value_size);
+    if constexpr (kOfScores) {
+      stay2.template load<kRows, Plan::kThreads>(b.at<const T>(batch, own_head, row), b.row,
+                                                 seeing - first, job.value_size);
+    }
     load_step(0);
     wait_for_groups<0>();
     __syncthreads();
     stay1.template pack_left<kRows, Plan::kThreads>();
-    stay2.template pack_left<kRows, Plan::kThreads>();
+    if constexpr (kOfScores) stay2.template pack_left<kRows, Plan::kThreads>();
     if constexpr (!kOfKeys) {
 #pragma unroll
       for (int r = 0; r < 2 * kBlocks; ++r) {
@@ -193,7 +200,7 @@ __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan
     }
   }
 
-  Accumulators<kBlocks, kSize> sums1 = {}, sums2 = {};  // the latter of dv alone
+  Accumulators<kBlocks, kSize> sums1 = {}, sums2 = {};  // of ds, and of p for dv
 #pragma unroll 1
   for (int n = 0; n < steps; ++n) {
     const int at = position(n), stage = n % kStages;
@@ -212,8 +219,12 @@ __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan
     clear<kBlocks, kColumns>(ds);
 #pragma unroll
     for (int c = 0; c < kSize / 16; ++c) {
-      multiply_rows<kBlocks, kColumns>(lane, c, stay1, kWarpRows * warp, pass1(stage), p);
-      multiply_rows<kBlocks, kColumns>(lane, c, stay2, kWarpRows * warp, pass2(stage), ds);
+      if (!is_padding<kSize>(c, job.head_size)) {
+        multiply_rows<kBlocks, kColumns>(lane, c, stay1, kWarpRows * warp, pass1(stage), p);
+      }
+      if (kOfScores && !is_padding<kSize>(c, job.value_size)) {
+        multiply_rows<kBlocks, kColumns>(lane, c, stay2, kWarpRows * warp, pass2(stage), ds);
+      }
     }
     // A term of two neighbouring columns, the first of which is the lane's 2 i-th, in both rows.
     const auto terms_of = [&](int term, int m, int i, float(&to)[2][2]) {
@@ -243,8 +254,12 @@ __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan
       }
       gradient.make(p[m], ds[m], terms_of_block, true);
     }
-    if constexpr (kOfKeys) add_products<kBlocks, kColumns>(lane, p, pass2(stage), sums2);
-    add_products<kBlocks, kColumns>(lane, ds, pass1(stage), sums1);
+    if constexpr (kOfValues) {
+      add_products<kBlocks, kColumns>(lane, p, pass2(stage), job.value_size, sums2);
+    }
+    if constexpr (kOfScores) {
+      add_products<kBlocks, kColumns>(lane, ds, pass1(stage), job.head_size, sums1);
+    }
   }
 
 #pragma unroll
@@ -254,9 +269,11 @@ __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan
     const Rows& to = kOfKeys ? x.tensors.dk : x.tensors.dq;
     const int batch = kOfKeys ? s.k_batch : s.q_batch;
     const int place = (kOfKeys ? s.k_start : s.q_start) + row;
-    store_sums<T, kSize>(sums1[r / 2], r % 2, job.scale, to.at<T>(batch, own_head, place),
-                         job.head_size);
-    if constexpr (kOfKeys) {
+    if constexpr (kOfScores) {
+      store_sums<T, kSize>(sums1[r / 2], r % 2, job.scale, to.at<T>(batch, own_head, place),
+                           job.head_size);
+    }
+    if constexpr (kOfValues) {
       store_sums<T, kSize>(sums2[r / 2], r % 2, kPairOptions<T> ? job.kept : 1.0f,
                            x.tensors.dv.at<T>(batch, own_head, place), job.value_size);
     }
@@ -284,27 +301,34 @@ void mma_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtyp
   mma_rows(job, grid, dtype, x, stream);
   dispatch_mma(dtype, std::max(job.head_size, job.value_size), [&]<class T, int kSize>() {
     using Plan = BackwardPlan<T, kSize>;
-    const auto run = [&]<bool kOfKeys, bool kStaged>(int bytes) {
+    const auto run = [&]<Gradient kOf, bool kStaged>(int bytes) {
+      constexpr bool kOfKeys = kOf != Gradient::dq;
       const unsigned tiles = kOfKeys ? grid.key_tiles(Plan::kRows) : grid.row_tiles(Plan::kRows);
       const WorkOrder order(job, grid, tiles, kOfKeys ? job.heads / job.group : job.heads,
                             kOfKeys ? grid.longest_q * job.group : grid.longest_k, sizeof(T));
-      auto* kernel = mma_backward_kernel<T, kSize, kOfKeys, kStaged>;
+      auto* kernel = mma_backward_kernel<T, kSize, kOf, kStaged>;
       allow_shared(reinterpret_cast<const void*>(kernel), bytes);
       kernel<<<order.blocks(), Plan::kThreads, bytes, stream>>>(job, order, x);
     };
-    const auto run_either = [&]<bool kOfKeys>() {
+    const auto run_either = [&]<Gradient kOf>() {
       if constexpr (kPairOptions<T>) {
+        constexpr bool kOfKeys = kOf != Gradient::dq;
         using Stages = PairStages<kOfKeys ? Plan::kColumns : Plan::kRows,
                                   kOfKeys ? Plan::kRows : Plan::kColumns>;
         const int bytes = Plan::kBytes + Stages::bytes(job);
         if (job.stages_pairs && bytes <= most_shared()) {
-          return run.template operator()<kOfKeys, true>(bytes);
+          return run.template operator()<kOf, true>(bytes);
         }
       }
-      run.template operator()<kOfKeys, false>(Plan::kBytes);
+      run.template operator()<kOf, false>(Plan::kBytes);
     };
-    run_either.template operator()<false>();
-    run_either.template operator()<true>();
+    run_either.template operator()<Gradient::dq>();
+    if constexpr (kSize > 128) {
+      run_either.template operator()<Gradient::dk>();
+      run_either.template operator()<Gradient::dv>();
+    } else {
+      run_either.template operator()<Gradient::dk_and_dv>();
+    }
   });
   check_launch("attention backward");
 }

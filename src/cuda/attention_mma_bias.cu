@@ -60,8 +60,10 @@ struct BiasTiles {
     const int mine = 16 * warp_number();
 #pragma unroll
     for (int c = 0; c < kSize / 16; ++c) {
-      multiply_rows<1, kPairs>(lane, c, q, mine, k, p);
-      multiply_rows<1, kPairs>(lane, c, dout, mine, v, ds);
+      if (!is_padding<kSize>(c, job.head_size)) multiply_rows<1, kPairs>(lane, c, q, mine, k, p);
+      if (!is_padding<kSize>(c, job.value_size)) {
+        multiply_rows<1, kPairs>(lane, c, dout, mine, v, ds);
+      }
     }
     __syncthreads();  // nobody needs keys and values any more
     const Pairs pairs{sequence, head, row + mine, key};

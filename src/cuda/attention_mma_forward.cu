@@ -11,13 +11,14 @@ template <class T, int kSize>
 struct ForwardPlan {
   static constexpr int kBlocks = kPairOptions<T> ? 1 : 2, kWarpRows = 16 * kBlocks;
   static constexpr int kWarps = 8 / kBlocks, kThreads = 32 * kWarps;
-  static constexpr int kKeys = kSize > 64 && !kPairOptions<T> ? 32 : 64;
+  static constexpr int kKeys = kSize > (kPairOptions<T> ? 128 : 64) ? 32 : 64;
   static constexpr int kAtOnce = kSize > 64 && kPairOptions<T> ? 1 : 2;
   static constexpr int kRows = kWarpRows * kWarps;
   // One tile of keys and values: the next keys arrive while values are multiplied, and values while
   // keys are. Two tiles: the next one arrives while this one is multiplied, and warps meet once for
-  // each. For that, floats have no room in shared memory, and heads of 64 no registers.
-  static constexpr int kStages = kPairOptions<T> && kSize > 64 ? 2 : 1;
+  // each. For that, floats have no room in shared memory, and heads of 64 no registers; heads of
+  // 256 gain nothing, and have room on smaller GPUs without.
+  static constexpr int kStages = kPairOptions<T> && kSize == 128 ? 2 : 1;
   static constexpr int kBytes = (kRows + 2 * kStages * kKeys) * kSize * static_cast<int>(sizeof(T));
 };
 
@@ -255,6 +256,7 @@ __global__ void __launch_bounds__(ForwardPlan<T, kSize>::kThreads, ForwardPlan<T
       clear<kBlocks, kKeys>(weights);
 #pragma unroll
       for (int c = 0; c < kSize / 16; ++c) {
+        if (is_padding<kSize>(c, job.head_size)) break;
         multiply_rows<kBlocks, kKeys>(lane, c, q, kWarpRows * warp, k(stage), weights);
       }
     }
@@ -277,7 +279,7 @@ __global__ void __launch_bounds__(ForwardPlan<T, kSize>::kThreads, ForwardPlan<T
       wait_for_groups<1>();
       share_values(key, stage);
     }
-    if (sees) add_products<kBlocks, kKeys>(lane, weights, v(stage), sums);
+    if (sees) add_products<kBlocks, kKeys>(lane, weights, v(stage), job.value_size, sums);
     stage ^= 1;
     if constexpr (kStages == 1) {
       __syncthreads();

@@ -12,11 +12,12 @@ struct ReceivedPlan {
   static constexpr int kKeys = 64, kQueries = 16 * kWarps, kStages = 2;
   static constexpr int kElements = (kKeys + kStages * kQueries) * kSize;
   static constexpr int kBytes = kElements * static_cast<int>(sizeof(T));
+  static constexpr int kAtOnce = kSize > 128 ? 1 : 2;
   static_assert(kBytes >= kWarps * kKeys * static_cast<int>(sizeof(float)));
 };
 
 template <class T, int kSize>
-__global__ void __launch_bounds__(ReceivedPlan<T, kSize>::kThreads, 2)
+__global__ void __launch_bounds__(ReceivedPlan<T, kSize>::kThreads, ReceivedPlan<T, kSize>::kAtOnce)
     mma_received_kernel(const __grid_constant__ AttentionJob job, WorkOrder order,
                         RowStatistics rows, float* to) {
   using Plan = ReceivedPlan<T, kSize>;
@@ -81,6 +82,7 @@ __global__ void __launch_bounds__(ReceivedPlan<T, kSize>::kThreads, 2)
     clear<1, kKeys>(weights);
 #pragma unroll
     for (int c = 0; c < kSize / 16; ++c) {
+      if (is_padding<kSize>(c, job.head_size)) break;
       multiply_rows<1, kKeys>(lane, c, q(stage), 16 * warp, k, weights);
     }
     const Pairs pairs{sequence, head, mine, first};

@@ -9,13 +9,13 @@
 
 namespace qkv::cuda {
 
-// kSize is 64 or 128. Vectors of 16 bytes change places within 128 bytes by the number of their
-// row, so that the 8 rows of a column of vectors, which ldmatrix reads at once, lie in different
-// banks.
+// kSize is 64, 128 or 256. Vectors of 16 bytes change places within 128 bytes by the number of
+// their row, so that the 8 rows of a column of vectors, which ldmatrix reads at once, lie in
+// different banks.
 template <class T, int kSize>
 struct WarpTile {
   static constexpr int kVectors = kSize / 8;
-  static_assert(kSize == 64 || kSize == 128);
+  static_assert(kSize == 64 || kSize == 128 || kSize == 256);
   T* data;
 
   __device__ static int swizzle(int row) { return row & 7; }
@@ -113,11 +113,13 @@ __device__ std::uint32_t as_pair(float first, float second) {
   return *reinterpret_cast<const std::uint32_t*>(two);
 }
 
-// sums += weights [16 kBlocks, kColumns] times rows [0, kColumns) of `values`.
+// sums += weights [16 kBlocks, kColumns] times rows [0, kColumns) of `values`, which have `size`
+// columns.
 template <int kBlocks, int kColumns, class T, int kSize>
 __device__ void add_products(const LaneReader<T, kSize>& lane,
                              const Accumulators<kBlocks, kColumns>& weights,
-                             const WarpTile<T, kSize>& values, Accumulators<kBlocks, kSize>& sums) {
+                             const WarpTile<T, kSize>& values, int size,
+                             Accumulators<kBlocks, kSize>& sums) {
 #pragma unroll
   for (int k = 0; k < kColumns / 16; ++k) {
     std::uint32_t a[kBlocks][4];
@@ -130,6 +132,7 @@ __device__ void add_products(const LaneReader<T, kSize>& lane,
     }
 #pragma unroll
     for (int n = 0; n < kSize / 16; ++n) {
+      if (is_padding<kSize>(n, size)) break;
       std::uint32_t b[4];
       load_matrices_transposed(b, lane.address(values, 16 * k, n, lane.values));
 #pragma unroll

@@ -180,7 +180,7 @@ __device__ void multiply_rows(const LaneReader<float, kSize>& lane, int c,
 template <int kBlocks, int kColumns, int kSize>
 __device__ void add_products(const LaneReader<float, kSize>& lane,
                              const Accumulators<kBlocks, kColumns>& weights,
-                             const WarpTile<float, kSize>& values,
+                             const WarpTile<float, kSize>& values, int /*size*/,
                              Accumulators<kBlocks, kSize>& sums) {
 #pragma unroll
   for (int k = 0; k < kColumns / 8; ++k) {

@@ -28,6 +28,13 @@ __device__ void clear(Accumulators<kBlocks, kColumns>& to) {
   }
 }
 
+// Whether columns from 16 c on are all padding of a head of `size`. Asked only where padding may be
+// long enough to be worth the question.
+template <int kSize>
+__device__ bool is_padding(int c, int size) {
+  return kSize > 128 && 16 * c >= size;
+}
+
 // Copies 16 bytes to shared memory in its own time, or zeros where nothing is `present`.
 __device__ inline void copy_later(void* to, const void* from, bool present) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
