@@ -184,13 +184,18 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
   if (p.sequences.empty()) return;
   const bool is_short = cuda::why_not_short(p, out).empty();
   if (!is_short && cuda::why_not_sm90(p, out).empty()) {
-    if (!wanted.received.defined()) return cuda::hopper_forward(*this, p, out);
+    const bool receives = wanted.received.defined();
+    if (!receives && !p.table.defined()) return cuda::hopper_forward(*this, p, out);
+    const cuda::PreparedJob prepared = cuda::prepare(*this, p);
+    cuda::HopperExtras extras;
+    extras.diagonal = prepared.job.diagonal;
+    extras.reach = prepared.job.bucket_reach;
+    if (!receives) return cuda::hopper_forward(*this, p, out, extras);
     cuda::RowArrays arrays(*this, out.lse.numel(), 2);
     cuda::RowStatistics rows;
-    rows.top = arrays.next();
-    rows.share = arrays.next();
-    cuda::hopper_forward(*this, p, out, {rows.top, rows.share});
-    const cuda::PreparedJob prepared = cuda::prepare(*this, p);
+    rows.top = extras.top = arrays.next();
+    rows.share = extras.share = arrays.next();
+    cuda::hopper_forward(*this, p, out, extras);
     return cuda::mma_received(prepared.job, prepared.grid, p.q.dtype(), rows,
                               cuda::pointer<float>(wanted.received), stream());
   }

@@ -501,7 +501,8 @@ DecodePlan plan_decode(const Sm90Forward& call) {
 }
 
 bool decode_is_better(const Sm90Forward& call) {
-  return !call.statistics && call.longest * (call.heads / call.key_heads) <= 64;
+  return !call.statistics && call.pairs.said == Said::nothing &&
+         call.longest * (call.heads / call.key_heads) <= 64;
 }
 
 void attention_decode(const Sm90Forward& call, const DecodePlan& plan, void* workspace,

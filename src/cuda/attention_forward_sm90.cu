@@ -2,17 +2,12 @@
 // heads that follow it. attention_forward_sm90.cuh is the kernel.
 #include "cuda/attention_forward_sm90.h"
 
-#include <algorithm>
-
-#include "cuda/attention_forward_sm90.cuh"
-#include "cuda/tile/launch.cuh"
+#include "cuda/attention_forward_sm90_launch.cuh"
 
 namespace qkv::cuda {
 namespace {
 
 using namespace forward_sm90;
-
-constexpr char kName[] = "attention_forward";
 
 // ---- Statistics of a head ----------------------------------------------------------------------
 
@@ -135,49 +130,7 @@ __global__ void __launch_bounds__(32 * kFinishWarps)
 
 template <class S>
 void launch(const Sm90Forward& call, cudaStream_t stream) {
-  Params p{};
-  p.q = make_tensor_map({call.q, call.q_batches, call.heads, call.q_rows, call.head_size,
-                         call.q_strides.batch, call.q_strides.head, call.q_strides.row},
-                        call.dtype, S::Rows);
-  const auto keys = [&](const void* data, const Sm90Strides& strides) {
-    return make_tensor_map({data, call.k_batches, call.key_heads, call.k_rows, call.head_size,
-                            strides.batch, strides.head, strides.row},
-                           call.dtype, S::Keys);
-  };
-  p.k = keys(call.k, call.k_strides);
-  p.v = keys(call.v, call.v_strides);
-  p.out_rows =
-      make_tensor_map({call.out, call.q_batches, call.heads, call.q_rows, call.head_size,
-                       call.out_strides.batch, call.out_strides.head, call.out_strides.row},
-                      call.dtype, 16);
-  p.out = call.out;
-  p.values = call.v;
-  p.lse = call.lse;
-  p.sinks = call.sinks;
-  p.out_strides = call.out_strides;
-  p.v_strides = call.v_strides;
-  p.sequences = call.sequences;
-  p.all_alike = call.all_alike;
-  p.ticket = call.ticket;
-  p.heads = int(call.heads);
-  p.group = int(call.heads / call.key_heads);
-  p.head_size = int(call.head_size);
-  p.q_rows = int(call.q_rows);
-  p.k_rows = int(call.k_rows);
-  p.left = window_side(call.left);
-  p.right = window_side(call.right);
-  p.row_blocks = int((call.longest + S::Rows - 1) / S::Rows);
-  p.pairs = int(call.sequence_count * call.heads);
-  // Heads at work at a time: those whose keys and values fill half of L2 (which holds 50 MB or
-  // more), or up to twice as many, so that no few are left for the end.
-  const std::int64_t bytes = 4 * std::max<std::int64_t>(call.k_rows, 1) * call.head_size;
-  const std::int64_t key_pairs = std::max<std::int64_t>(call.sequence_count * call.key_heads, 1);
-  const std::int64_t fitting =
-      std::clamp<std::int64_t>((std::int64_t(24) << 20) / bytes, 1, key_pairs);
-  const std::int64_t sections = key_pairs / fitting;
-  p.pairs_at_once = int((key_pairs + sections - 1) / sections) * p.group;
-  p.scale = (call.softcap > 0 ? call.softcap : call.scale) * kLog2e;
-  p.inner_scale = call.softcap > 0 ? call.scale / call.softcap : 0;
+  Params p = params_of<S>(call);
   if (call.statistics) {
     p.statistics = *call.statistics;
     if (S::Statistics)
@@ -185,20 +138,12 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
     else
       p.largest = static_cast<float*>(call.statistics->workspace);
   }
-  const std::int64_t works = std::int64_t(p.pairs) * p.row_blocks;
-  if (works == 0) return;
-
-  constexpr int Bytes = sizeof(Shared<S>);
-  static_assert(Bytes <= 227 * 1024);
-  const auto kernel = attention_forward_kernel<S>;
-  allow_shared_bytes(kernel, Bytes, kName);
-  const int blocks = int(std::min<std::int64_t>(works, multiprocessors()));
-  kernel<<<blocks, S::Threads, Bytes, stream>>>(p);
+  if (!launch_blocks<S>(p, stream)) return;
   if (p.told) finish_statistics_kernel<<<p.pairs, 32 * kFinishWarps, 0, stream>>>(p, S::Rows);
   if (p.largest)
     finish_largest_kernel<<<p.pairs, 32, 0, stream>>>(p.largest, p.row_blocks * S::Rows / 16,
                                                       p.scale / kLog2e, p.statistics.max_logit);
-  check_status(cudaGetLastError(), kName);
+  check_status(cudaGetLastError(), kForwardName);
 }
 
 // The query rows that the busiest multiprocessor goes through, in blocks of `rows`.
@@ -231,6 +176,7 @@ void launch_softcap(const Sm90Forward& call, cudaStream_t stream) {
 
 template <class T>
 void launch_for(const Sm90Forward& call, cudaStream_t stream) {
+  if (call.pairs.said != Said::nothing) return attention_pairs_sm90(call, stream);
   if (call.softcap > 0) return launch_softcap<T>(call, stream);
   if (!call.statistics || !call.statistics->need_a_watch())
     return launch_watched<T, Watched::no>(call, stream);
@@ -252,6 +198,7 @@ const char* why_not_sm90_forward(const Sm90Forward& call) {
   if (call.head_size % 8 != 0 || call.head_size < 8 || call.head_size > 256)
     return "head size is not a multiple of 8 up to 256";
   if (!(call.scale > 0)) return "scale is not positive";
+  if (const char* reason = why_not_sm90_pairs(call)) return reason;
   if (call.statistics && call.softcap > 0) return "statistics with softcap";
   if (call.statistics && call.scale > kLargestWatchedScale) return "statistics with a large scale";
   if (call.statistics && call.scale < kLeastWatchedScale) return "statistics with a tiny scale";

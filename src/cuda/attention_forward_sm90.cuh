@@ -114,8 +114,16 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     OnlineSoftmax softmax;
     typename S::Watch watch;
     float factor[2];
-    // Scores of a tile to weights, in place; false if `o` keeps its scale.
-    const auto weigh = [&](const Work& work, const Part& part, int tile) {
+    // Scores of a tile, whose keys are in `stage`, to weights, in place; false if `o` keeps its
+    // scale.
+    const auto weigh = [&](const Work& work, const Part& part, int tile, int stage) {
+      if constexpr (!S::SaidInTiles) release_keys(stage);
+      if constexpr (S::Pairs != Said::nothing && S::Pairs != Said::dropout)
+        say_of_pairs(p, shared, work, warp, tile, stage, s);
+      if constexpr (S::SaidInTiles) {
+        __syncwarp();
+        release_keys(stage);
+      }
       if constexpr (S::Softcap) {
 #pragma unroll
         for (float& x : s) x = tanh_fast(x * p.inner_scale);
@@ -139,7 +147,14 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         else
           hide(s, keys, tile * S::Keys, -kInfinity);
       }
-      return softmax.step(s, p.scale, factor, watch);
+      if constexpr (S::Pairs == Said::dropout) {
+        const PairBits kept = draw_kept<S>(p, work, warp, tile);
+        const bool moved = softmax.step(s, p.scale, factor, watch);
+        drop_weights<S>(kept, s);
+        return moved;
+      } else {
+        return softmax.step(s, p.scale, factor, watch);
+      }
     };
 
     // Weights of `tile`, a tile of `work`, into the output, beside the scores of `next_tile`, which
@@ -160,8 +175,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         watch = {};
       }
       wgmma_wait<1>(s);
-      release_keys(next.stage);
-      const bool rescale = weigh(next_work, next_part, next_tile);
+      const bool rescale = weigh(next_work, next_part, next_tile, next.stage);
       wgmma_wait<0>(o);
       touch(s);  // the weights under way are not overwritten before this point
       release_values();
@@ -194,8 +208,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       issue_scores(turn.stage);
       if constexpr (S::QStages == 2) turnstile.pass();
       wgmma_wait<0>(s);
-      release_keys(turn.stage);
-      weigh(*work, part, tile);
+      weigh(*work, part, tile, turn.stage);
       pack_operands<T>(weights, s);
 
       for (;;) {
@@ -250,7 +263,7 @@ __global__ void __launch_bounds__(S::Threads, 1)
     prefetch_map(p.v);
     constexpr int Consumers = 4 * S::Consumers * kArrivalsOfWarp;  // warps
     shared.q_ring.init(1, Consumers);
-    shared.k_ring.init(1, Consumers);
+    shared.k_ring.init(S::SaidInTiles ? 2 : 1, Consumers);
     shared.v_ring.init(1, Consumers);
     for (Barrier& barrier : shared.requested) barrier.init(1);
     for (Barrier& barrier : shared.inspected) barrier.init(kInspectors * kArrivalsOfWarp);

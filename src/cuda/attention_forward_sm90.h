@@ -1,7 +1,8 @@
 // Attention forward for Hopper GPUs: bf16 and f16 through the tensor cores' warpgroup products.
 // docs/cuda.md shows how it is laid out. It serves what can be written as one interval of keys per
-// row (causal, windows, lengths, packed sequences), grouped heads, softcap, and every statistic but
-// `received`; biases, dropout and masks of pairs go to other kernels.
+// row (causal, windows, lengths, packed sequences), grouped heads, softcap, sinks, and every
+// statistic but `received`; or else one of a bias, a mask of pairs and dropout. What combines them
+// goes to other kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -47,6 +48,28 @@ struct Sm90Statistics {
   bool need_a_watch() const { return entropy || score_mean || score_var || saturation || row_top; }
 };
 
+// What is said of single pairs.
+enum class Said { nothing, bias, mask, distance, dropout };
+
+struct Sm90Pairs {
+  Said said = Said::nothing;
+  // A bias of the dtype of q, or a mask of bytes: [batches, heads, q_rows, k_rows], where one batch
+  // or head serves all.
+  const void* data = nullptr;
+  std::int64_t batches = 1, heads = 1;
+  Sm90Strides strides;
+  // By distance: -slope |j - i|, one slope for each sequence and head; or, without slopes, what is
+  // added at distances -reach .. reach and, as there, beyond: [heads][2 reach + 1].
+  const float* slopes = nullptr;
+  std::int64_t slopes_batch = 0, slopes_head = 0;
+  const float* diagonal = nullptr;
+  int reach = 0;
+  // Dropout: a pair whose word is below is dropped, others are multiplied by `kept`.
+  std::uint32_t drop_below = 0;
+  float kept = 1;
+  std::uint64_t seed = 0;
+};
+
 struct Sm90Forward {
   DType dtype = DType::bf16;
   const void* q = nullptr;       // [q_batches, heads, q_rows, head_size]
@@ -60,6 +83,7 @@ struct Sm90Forward {
   std::int64_t head_size = 0, value_size = 0;
 
   float scale = 1, softcap = 0;
+  Sm90Pairs pairs;
   std::int64_t left = -1, right = -1;  // -1 = unbounded; causal is right = 0
 
   std::int64_t sequence_count = 0;
@@ -87,5 +111,8 @@ struct Sm90Forward {
 const char* why_not_sm90_forward(const Sm90Forward& call);
 std::int64_t sm90_statistics_workspace(const Sm90Forward& call);
 void attention_forward_sm90(const Sm90Forward& call, cudaStream_t stream);
+// Its part for calls that say something of pairs.
+const char* why_not_sm90_pairs(const Sm90Forward& call);
+void attention_pairs_sm90(const Sm90Forward& call, cudaStream_t stream);
 
 }  // namespace qkv::cuda

@@ -2,7 +2,7 @@
 // attention_forward_sm90.cuh.
 #pragma once
 
-#include "cuda/attention_forward_sm90_work.cuh"
+#include "cuda/attention_forward_sm90_pairs.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/store.cuh"
 #include "cuda/tile/wgmma.cuh"
@@ -91,6 +91,7 @@ __device__ void finish_rows(const Params& p, const Work& work, int warp, OnlineS
     const int at = row + 8 * r;
     bool sees = at < work.seeing && softmax.sum[r] != 0;
     factor[r] = softmax.sum[r] == 0 ? 0 : __fdividef(1, softmax.sum[r]);
+    if constexpr (S::Pairs == Said::dropout) factor[r] *= p.of_pairs.kept;
     if (p.sinks) {
       const KeyRange seen = work.sight.of(work.row0 + at);
       const float sink = p.sinks[work.head];
@@ -125,6 +126,7 @@ __device__ void restore_tainted(const Params& p, const Work& work, int warp, flo
       const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
       const KeyRange range = seen[i / 2 % 2];
       if (column >= p.head_size || key < range.begin || key >= range.end) continue;
+      if (is_hidden<S>(p, work, row + 8 * (i / 2 % 2), key)) continue;
       const float value = float(at[column]);
       if (!isfinite(value)) o[i] += value;
     }

@@ -2,7 +2,7 @@
 // attention_forward_sm90.cuh.
 #pragma once
 
-#include "cuda/attention_forward_sm90_work.cuh"
+#include "cuda/attention_forward_sm90_pairs.cuh"
 #include "cuda/tile/finite.cuh"
 
 namespace qkv::cuda::forward_sm90 {
@@ -30,6 +30,7 @@ __device__ void copy(const Params& p, Shared<S>& shared) {
       shared.k_ring.wait_empty(k_turn);
       load_tile<S::Keys, S::D>(shared.k[k_turn.stage], p.k, shared.k_ring.full[k_turn.stage],
                                k_start + tile * S::Keys, key_head, k_batch, Keep::long_time);
+      if constexpr (S::SaidInTiles) load_said(p, shared, work, tile, k_turn.stage);
       k_turn.next();
     };
     const auto load_values = [&](int tile) {

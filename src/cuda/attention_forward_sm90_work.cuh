@@ -14,7 +14,7 @@ enum class Watched { no, scores, scores_and_keys };
 
 // Tile sizes. Registers of a computing thread: D/2 for O, Keys/2 for S and Keys/4 for P.
 template <class Element, int HeadSize, int KeysPerTile, int Warpgroups, int StageCount,
-          bool Capped = false, Watched What = Watched::no>
+          bool Capped = false, Watched What = Watched::no, Said OfPairs = Said::nothing>
 struct Shape {
   using T = Element;
   static constexpr int D = HeadSize;  // padded to a multiple of 64
@@ -27,9 +27,17 @@ struct Shape {
       std::conditional_t<Statistics, ScoreWatch<What == Watched::scores_and_keys>, NoWatch>;
   static constexpr int Rows = 64 * Consumers;
   static constexpr int Threads = 128 * (1 + Consumers);
+  static constexpr Said Pairs = OfPairs;
+  // Whether what is said of pairs comes as tiles, with the keys they belong to, and may hide pairs.
+  static constexpr bool SaidInTiles = Pairs == Said::bias || Pairs == Said::mask;
+  static constexpr int SaidBytes = !SaidInTiles ? 0 : (Pairs == Said::bias ? 2 : 1) * Rows * Keys;
+  static_assert(!SaidInTiles || Keys % kSlab == 0);
+  // Whether scores are more than products times a scale, which then comes first.
+  static constexpr bool ChangesScores = Pairs == Said::bias || Pairs == Said::distance;
   // Two where there is room, in shared memory and in registers: then the next Work begins before
   // this one has ended.
-  static constexpr int Room = 225 * 1024 / 2 / D - 2 * Stages * Keys;  // for rows
+  static constexpr int Room =
+      (225 * 1024 - Stages * SaidBytes) / 2 / D - 2 * Stages * Keys;  // for rows
   static constexpr int QStages = 3 * Rows <= Room && !(Statistics && Consumers == 3) ? 2 : 1;
   // Whether the output goes to memory by way of shared memory.
   static constexpr bool Staged = (1 + QStages) * Rows <= Room;
@@ -41,6 +49,7 @@ struct Shape {
 struct Params {
   CUtensorMap q, k, v;
   CUtensorMap out_rows;  // 16 at a time
+  CUtensorMap said;      // of pairs, in tiles
   void* out;
   const void* values;  // V again, for the rare path that reads it by hand
   float* lse;
@@ -53,9 +62,11 @@ struct Params {
   int left, right;
   int row_blocks;     // per sequence and head
   int pairs;          // of sequence and head
+  bool by_head;       // the same head of all sequences before the next head: they share a bias
   int pairs_at_once;  // whose keys and values share L2
   float scale;        // of scores, times log2(e)
-  float inner_scale;  // with softcap: score / softcap before tanh
+  float inner_scale;  // with softcap: score / softcap before tanh; with a bias: of products
+  Sm90Pairs of_pairs;
   Sm90Statistics statistics;
   float* largest;  // [pairs][row_blocks][warps]: scores, for a pass without a watch, or null
   RowTold* told;   // [pairs][row_blocks][Rows], for a pass with one
@@ -112,6 +123,8 @@ struct alignas(1024) Shared {
   typename S::T k[S::Stages][S::Keys * S::D];
   typename S::T v[S::Stages][S::Keys * S::D];
   typename S::T out[S::Staged ? 4 * S::Consumers : 1][S::Staged ? 16 * S::D : 1];  // by warp
+  alignas(S::SaidInTiles ? 1024 : 8) unsigned char said[S::SaidInTiles ? S::Stages : 1]
+                                                       [S::SaidInTiles ? S::SaidBytes : 8];
   Ring<S::QStages> q_ring;
   Ring<S::Stages> k_ring, v_ring;
   Barrier requested[S::Stages], inspected[S::Stages];  // of values, where a look is needed
@@ -138,7 +151,7 @@ __device__ void make_work(const Params& p, int ticket, Work& work) {
   const int pairs = min(p.pairs_at_once, p.pairs - section * p.pairs_at_once);
   const int block = p.row_blocks - 1 - in_section / pairs;
   const int pair = section * p.pairs_at_once + in_section % pairs;
-  const int index = pair / p.heads;
+  const int index = p.by_head ? pair % (p.pairs / p.heads) : pair / p.heads;
 
   Sm90Sequence sequence = p.all_alike;
   if (p.sequences)
@@ -147,7 +160,7 @@ __device__ void make_work(const Params& p, int ticket, Work& work) {
     sequence.q_batch = sequence.k_batch = index;
 
   work.index = index;
-  work.head = pair % p.heads;
+  work.head = p.by_head ? pair / (p.pairs / p.heads) : pair % p.heads;
   work.row0 = first_row_of(block, S::Rows, sequence.q_rows);
   work.q_batch = sequence.q_batch;
   work.k_batch = sequence.k_batch;
@@ -168,7 +181,8 @@ __device__ void make_work(const Params& p, int ticket, Work& work) {
     if (some.begin < some.end)
       work.tiles = {some.begin / S::Keys, (some.end + S::Keys - 1) / S::Keys};
     // Beyond the tensor's last row the copy gives zeros.
-    work.plain = tiles_within<S>(work.sight.of_all(work.row0, last), p.k_rows - sequence.k_start);
+    if (!S::SaidInTiles)
+      work.plain = tiles_within<S>(work.sight.of_all(work.row0, last), p.k_rows - sequence.k_start);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/check.h"
+#include "core/philox.h"
 #include "cuda/attention_backward_sm90.h"
 #include "cuda/attention_decode.h"
 #include "cuda/attention_forward_sm90.h"
@@ -58,6 +59,48 @@ Sm90Statistics statistics_of(const AttentionStatistics& s) {
           .saturation = pointer<float>(s.saturation)};
 }
 
+// The one thing that is said of pairs, if there is only one.
+Sm90Pairs pairs_of(const AttentionProblem& p) {
+  Sm90Pairs pairs;
+  const auto take = [&](Said said, const Tensor& x) {
+    pairs.said = said;
+    pairs.data = x.raw();
+    pairs.strides = strides_of(x);
+    pairs.batches = pairs.strides.batch == 0 ? 1 : x.size(0);
+    pairs.heads = pairs.strides.head == 0 ? 1 : x.size(1);
+  };
+  if (p.bias.defined()) take(Said::bias, p.bias);
+  if (p.allowed.defined()) take(Said::mask, p.allowed);
+  if (p.has_diagonal_bias()) pairs.said = Said::distance;
+  if (p.slopes.defined()) {
+    pairs.slopes = p.slopes.data<float>();
+    pairs.slopes_batch = p.slopes.stride(0);
+    pairs.slopes_head = p.slopes.stride(1);
+  }
+  if (p.dropout > 0) {
+    pairs.said = Said::dropout;
+    pairs.drop_below = dropout_threshold(p.dropout);
+    pairs.kept = 1 / (1 - p.dropout);
+    pairs.seed = p.seed;
+  }
+  return pairs;
+}
+
+// Why what is said of pairs is more than a forward pass can do, whatever its tiles.
+std::string why_not_pairs(const AttentionProblem& p) {
+  const Tensor& tiles = p.bias.defined() ? p.bias : p.allowed;
+  const int said = (p.bias.defined() ? 1 : 0) + (p.allowed.defined() ? 1 : 0) +
+                   (p.has_diagonal_bias() ? 1 : 0) + (p.dropout > 0 ? 1 : 0);
+  if (said > 1) return "more than one of bias, mask of pairs and dropout";
+  if (!tiles.defined()) return "";
+  if (p.bias.defined() && p.bias.dtype() != p.q.dtype()) return "the bias has another dtype";
+  if (tiles.stride(3) != 1) return "elements of a row are not neighbours";
+  for (const AttentionSequence& s : p.sequences) {
+    if (s.q_start != 0 || s.k_start != 0) return "a bias or mask of packed sequences";
+  }
+  return "";
+}
+
 // Without `sequences`, `ticket` and the workspace of statistics, which are on the device.
 Sm90Forward call_of(const AttentionProblem& p, const AttentionResults& results) {
   Sm90Forward call;
@@ -94,6 +137,7 @@ Sm90Forward call_of(const AttentionProblem& p, const AttentionResults& results) 
   call.value_size = p.value_size;
   call.scale = p.scale;
   call.softcap = p.softcap;
+  call.pairs = pairs_of(p);
   call.left = p.left;
   call.right = !p.causal ? p.right : p.right < 0 ? 0 : std::min<std::int64_t>(p.right, 0);
   call.sequence_count = static_cast<std::int64_t>(p.sequences.size());
@@ -143,9 +187,6 @@ Tensor upload_sequences(CudaBackend& backend, const AttentionProblem& p, Sm90For
 
 // What neither pass can do, whatever the strides of its results.
 std::string why_not_either(const AttentionProblem& p) {
-  if (p.bias.defined() || p.has_diagonal_bias()) return "there is a bias";
-  if (p.dropout > 0) return "there is dropout";
-  if (p.allowed.defined()) return "there is a mask of pairs";
   if (p.has_global()) return "there are global positions";
   if (p.sequences.empty() || p.q.numel() == 0 || p.k.numel() == 0) return "there is nothing to do";
   for (const Tensor* x : {&p.q, &p.k, &p.v}) {
@@ -165,6 +206,7 @@ bool has_neighbours(const Tensor& x) { return !x.defined() || x.stride(3) == 1; 
 
 std::string why_not_hopper(const AttentionProblem& p, const AttentionResults& results) {
   if (std::string reason = why_not_either(p); !reason.empty()) return reason;
+  if (std::string reason = why_not_pairs(p); !reason.empty()) return reason;
   if (!has_neighbours(results.out)) return "elements of a row are not neighbours";
   const char* reason = why_not_sm90_forward(call_of(p, results));
   return reason != nullptr ? reason : "";
@@ -172,6 +214,9 @@ std::string why_not_hopper(const AttentionProblem& p, const AttentionResults& re
 
 std::string why_not_hopper(const AttentionProblem& p, const AttentionBackward& t) {
   if (t.dentropy.defined()) return "there is a gradient of the entropy";
+  if (p.bias.defined() || p.has_diagonal_bias()) return "there is a bias";
+  if (p.dropout > 0) return "there is dropout";
+  if (p.allowed.defined()) return "there is a mask of pairs";
   if (std::string reason = why_not_either(p); !reason.empty()) return reason;
   for (const Tensor* x : {&t.dout, &t.out, &t.dq, &t.dk, &t.dv}) {
     if (!has_neighbours(*x)) return "elements of a row are not neighbours";
@@ -191,12 +236,14 @@ bool decodes(const AttentionProblem& p, const AttentionResults& results) {
 }
 
 void hopper_forward(CudaBackend& backend, const AttentionProblem& p,
-                    const AttentionResults& results, const HopperRows& rows) {
+                    const AttentionResults& results, const HopperExtras& extras) {
   Sm90Forward call = call_of(p, results);
-  if (rows.top != nullptr) {
-    call.statistics->row_top = rows.top;
-    call.statistics->row_share = rows.share;
+  if (extras.top != nullptr) {
+    call.statistics->row_top = extras.top;
+    call.statistics->row_share = extras.share;
   }
+  call.pairs.diagonal = extras.diagonal;
+  call.pairs.reach = extras.reach;
   const Tensor sequences = upload_sequences(backend, p, call);
   call.ticket = backend.tickets(kSm90Tickets);
   Tensor sums, pages;

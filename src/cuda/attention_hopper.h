@@ -13,13 +13,17 @@ std::string why_not_hopper(const AttentionProblem& problem, const AttentionBackw
 bool decodes(const AttentionProblem& problem, const AttentionResults& results);
 // "decode" or "sm90".
 std::string hopper_kernel(const AttentionProblem& problem, const AttentionResults& results);
-// What weights of rows are made of, like lse: p = e^(s - top) share.
-struct HopperRows {
+// What a forward call needs besides, on the device.
+struct HopperExtras {
+  // Written: what weights of rows are made of, like lse: p = e^(s - top) share.
   float *top = nullptr, *share = nullptr;
+  // What a table of relative positions adds at distances -reach .. reach: [heads][2 reach + 1].
+  const float* diagonal = nullptr;
+  int reach = 0;
 };
-// All results but what keys receive, for which the caller asks for `rows`.
+// All results but what keys receive, for which the caller asks for `top` and `share`.
 void hopper_forward(CudaBackend& backend, const AttentionProblem& problem,
-                    const AttentionResults& results, const HopperRows& rows = {});
+                    const AttentionResults& results, const HopperExtras& extras = {});
 // `served` is a word on the device, 0 when the kernel could do it. Where it is not, the inputs hold
 // what matrix products cannot be trusted with, and the general kernel has to.
 struct HopperBackward {

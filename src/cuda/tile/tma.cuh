@@ -1,4 +1,4 @@
-// The bulk copy engine: boxes of a strided tensor to shared memory, 128-byte swizzled.
+// The bulk copy engine: boxes of a strided tensor to shared memory, 128-byte swizzled (bytes: 64).
 //
 // A tile of R rows and D columns (16-bit elements) lies in shared memory as D/64 slabs of [R][64]:
 // one row of a slab is 128 bytes, the width of the swizzle, and each slab is one copy. Rows and
@@ -27,8 +27,10 @@ struct TensorView {
 };
 
 // What a tensor map asks of a view: 16-byte steps from a 16-byte boundary.
-inline bool can_map(const TensorView& x) {
-  const auto aligned = [](std::int64_t elements) { return elements % 8 == 0 && elements >= 0; };
+inline bool can_map(const TensorView& x, std::int64_t item = 2) {
+  const auto aligned = [item](std::int64_t elements) {
+    return elements * item % 16 == 0 && elements >= 0;
+  };
   return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && aligned(x.row_stride) &&
          aligned(x.head_stride) && aligned(x.batch_stride);
 }
@@ -47,8 +49,9 @@ inline CUtensorMap make_tensor_map(const TensorView& x, DType dtype, int box_row
   CUtensorMap map{};
   if (x.batches * x.heads * x.rows * x.columns == 0) return map;
   // An axis of extent 1 may have any stride: its step is never taken.
-  const auto bytes = [](std::int64_t stride, std::int64_t extent) {
-    return static_cast<cuuint64_t>(extent == 1 ? 16 : 2 * stride);
+  const auto item = static_cast<std::int64_t>(size_of(dtype));
+  const auto bytes = [item](std::int64_t stride, std::int64_t extent) {
+    return static_cast<cuuint64_t>(extent == 1 ? 16 : item * stride);
   };
   const cuuint64_t extents[4] = {static_cast<cuuint64_t>(x.columns),
                                  static_cast<cuuint64_t>(x.rows), static_cast<cuuint64_t>(x.heads),
@@ -59,10 +62,12 @@ inline CUtensorMap make_tensor_map(const TensorView& x, DType dtype, int box_row
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUresult status = encode(
       &map,
-      dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-      const_cast<void*>(x.data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      item == 1              ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+      : dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+      4, const_cast<void*>(x.data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      item == 1 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     throw Error("cuda: cuTensorMapEncodeTiled failed with " + std::to_string(int(status)));
   return map;
