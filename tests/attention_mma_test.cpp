@@ -150,23 +150,24 @@ TEST_P(AttentionMma, IsTakenOnAGpu) {
                              options);
   };
   const std::string best = kernels([](Case&) {}).forward;  // "sm90" on a Hopper GPU
-  const auto expect = [&](const std::string& forward, const char* what, auto&& change) {
+  const auto expect = [&](const std::string& forward, const std::string& backward, const char* what,
+                          auto&& change) {
     const AttentionKernels chosen = kernels(change);
     EXPECT_EQ(chosen.forward, forward) << what;
-    EXPECT_EQ(chosen.backward, "mma") << what;
+    EXPECT_EQ(chosen.backward, backward) << what;
   };
-  expect("mma", "bias", [](Case& c) { c.bias = {1, 2, 150, 205}; });
-  expect("mma", "pairs", [](Case& c) { c.allowed = {1, 1, 150, 205}; });
-  expect(best, "aligned bias", [](Case& c) { c.keys = 208, c.bias = {1, 2, 150, 208}; });
-  expect(best, "aligned pairs", [](Case& c) { c.keys = 208, c.allowed = {1, 1, 150, 208}; });
-  expect(best, "slopes", [](Case& c) { c.slopes = {2}; });
-  expect(best, "table", [](Case& c) { c.buckets = 32; });
-  expect(best, "dropout", [](Case& c) { c.dropout = 0.1f; });
-  expect("mma", "both", [](Case& c) { c.dropout = 0.1f, c.slopes = {2}; });
-  expect("mma", "values of another size", [](Case& c) { c.value_size = 32; });
-  expect("mma", "a large head", [](Case& c) { c.head_size = 256, c.slopes = {2}; });
-  expect("mma", "a large key", [](Case& c) { c.head_size = 192, c.value_size = 128; });
-  EXPECT_EQ(kernels([](Case& c) { c.softcap = 2; }).backward, "mma");
+  expect("mma", "mma", "bias", [](Case& c) { c.bias = {1, 2, 150, 205}; });
+  expect("mma", "mma", "pairs", [](Case& c) { c.allowed = {1, 1, 150, 205}; });
+  expect(best, "mma", "aligned bias", [](Case& c) { c.keys = 208, c.bias = {1, 2, 150, 208}; });
+  expect(best, best, "aligned pairs", [](Case& c) { c.keys = 208, c.allowed = {1, 1, 150, 208}; });
+  expect(best, best, "slopes", [](Case& c) { c.slopes = {2}; });
+  expect(best, best, "table", [](Case& c) { c.buckets = 32; });
+  expect(best, "mma", "dropout", [](Case& c) { c.dropout = 0.1f; });
+  expect(best, best, "softcap", [](Case& c) { c.softcap = 2; });
+  expect("mma", "mma", "both", [](Case& c) { c.dropout = 0.1f, c.slopes = {2}; });
+  expect("mma", "mma", "values of another size", [](Case& c) { c.value_size = 32; });
+  expect("mma", "mma", "a large head", [](Case& c) { c.head_size = 256, c.slopes = {2}; });
+  expect("mma", "mma", "a large key", [](Case& c) { c.head_size = 192, c.value_size = 128; });
   EXPECT_EQ(kernels([](Case& c) { c.softcap = 2, c.statistics = Statistics::all; }).forward, "mma");
   EXPECT_EQ(kernels([](Case& c) { c.head_size = 264, c.slopes = {2}; }).forward,
             "general: a head size above 256");

@@ -19,21 +19,21 @@ class AttentionPairs : public AttentionByDType {
  protected:
   // Alone and beside what makes intervals of keys; heads of 64 and 128, some with padding.
   template <class Change>
-  void check(const std::string& name, Change change) {
+  void check(const std::string& name, Change change, Pass pass = Pass::forward) {
     for (const std::int64_t size : {64, 104}) {
       Case c{.name = name, .queries = 200, .keys = 208, .head_size = size};
       change(c);
-      check_attention(c, GetParam(), Pass::forward);
+      check_attention(c, GetParam(), pass);
       c.name += ", causal, shared keys";
       c.heads = 4, c.causal = true;
-      check_attention(c, GetParam(), Pass::forward);
+      check_attention(c, GetParam(), pass);
       c.name += ", window";
       c.left = 70, c.offset = 30;
-      check_attention(c, GetParam(), Pass::forward);
+      check_attention(c, GetParam(), pass);
       c.causal = false, c.left = -1, c.offset = {};
       c.name = name + ", lengths";
       c.key_lengths = {67, 208}, c.query_lengths = {200, 129};
-      check_attention(c, GetParam(), Pass::forward);
+      check_attention(c, GetParam(), pass);
     }
   }
 };
@@ -53,16 +53,29 @@ TEST_P(AttentionPairs, LargeBias) {
   check("large", [](Case& c) { c.bias = {1, 1, 200, 208}, c.bias_shift = -3e4f; });
 }
 TEST_P(AttentionPairs, Mask) {
-  check("mask", [](Case& c) { c.allowed = {1, 1, 200, 208}; });
+  check(
+      "mask",
+      [](Case& c) {
+        c.allowed = {1, 1, 200, 208};
+      },
+      Pass::both);
   check("mask of sequences", [](Case& c) { c.allowed = {2, 1, 200, 208}; });
 }
 TEST_P(AttentionPairs, Slopes) {
-  check("slopes", [](Case& c) { c.heads = 4, c.key_heads = 2, c.slopes = {4}; });
+  check(
+      "slopes", [](Case& c) { c.heads = 4, c.key_heads = 2, c.slopes = {4}; }, Pass::both);
   check("slopes of sequences", [](Case& c) { c.heads = 4, c.slopes = {2, 4}; });
 }
 TEST_P(AttentionPairs, Table) {
-  check("table", [](Case& c) { c.heads = 4, c.buckets = 32, c.max_distance = 128; });
+  check(
+      "table", [](Case& c) { c.heads = 4, c.buckets = 32, c.max_distance = 128; }, Pass::both);
   check("short table", [](Case& c) { c.heads = 4, c.buckets = 8, c.max_distance = 20; });
+}
+TEST_P(AttentionPairs, Softcap) {
+  check(
+      "softcap", [](Case& c) { c.softcap = 1.5f; }, Pass::both);
+  check(
+      "large softcap", [](Case& c) { c.softcap = 50, c.scale = 1; }, Pass::both);
 }
 TEST_P(AttentionPairs, Dropout) {
   check("dropout", [](Case& c) { c.dropout = 0.3f; });
@@ -85,7 +98,7 @@ TEST_P(AttentionPairs, OfEachHead) {
                      .keys = 208,
                      .head_size = size,
                      .allowed = {2, 2, 200, 208}},
-                    GetParam(), Pass::forward);
+                    GetParam());
   }
 }
 
@@ -101,7 +114,7 @@ TEST_P(AttentionPairs, AroundTheEdgesOfTiles) {
                .keys = keys,
                .head_size = 64};
         change(c);
-        check_attention(c, GetParam(), Pass::forward);
+        check_attention(c, GetParam());
       };
       check_edges("bias", [&](Case& c) { c.bias = {1, 4, queries, keys}; });
       check_edges("mask", [&](Case& c) {

@@ -245,7 +245,10 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
   cuda::PreparedJob prepared = cuda::prepare(*this, p);
   cuda::HopperBackward faster;
   if (!is_short && cuda::why_not_hopper(p, t).empty()) {
-    faster = cuda::hopper_backward(*this, p, t);
+    cuda::HopperExtras extras;
+    extras.diagonal = prepared.job.diagonal;
+    extras.reach = prepared.job.bucket_reach;
+    faster = cuda::hopper_backward(*this, p, t, extras);
     prepared.job.only_if = faster.served;
   }
   cuda::AttentionJob& job = prepared.job;
@@ -272,8 +275,11 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
     mma = {tensors, rows, arrays.next(), static_cast<std::uint32_t*>(failed.raw())};
     cuda::mma_backward(job, prepared.grid, dtype, *mma, stream());
     job.only_if = mma->failed;  // of the general kernels behind it
-  } else if (faster.served != nullptr && p.sinks.defined()) {
-    cuda::mma_rows(job, prepared.grid, dtype, {tensors, rows, arrays.next(), nullptr}, stream());
+  } else if (faster.served != nullptr && (p.sinks.defined() || p.has_diagonal_bias())) {
+    // For the gradients of sinks, slopes or a table.
+    const cuda::MmaBackward known{tensors, rows, arrays.next(), nullptr};
+    cuda::mma_rows(job, prepared.grid, dtype, known, stream());
+    if (cuda::why_not_mma(p, t).empty()) mma = known;
   }
   if (t.dentropy.defined()) {
     rows.dentropy = arrays.next();

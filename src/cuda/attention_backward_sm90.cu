@@ -187,7 +187,7 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   rows.left = window_side(f.left);
   rows.right = window_side(f.right);
   rows.masked = f.left >= 0 || f.right >= 0 || f.sequences || f.all_alike.k_visible < f.k_rows ||
-                f.all_alike.q_seeing < f.q_rows;
+                f.all_alike.q_seeing < f.q_rows || S::Masked;
   rows.scale = f.scale;
   if (space.pairs * space.padded_rows > 0)
     row_terms_kernel<T>
@@ -241,6 +241,12 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
       p.backward_in_keys && under_way <= 2 && 2 * under_way * head_bytes <= std::int64_t(32) << 20;
   p.in_turns = twice ? 2 * under_way : under_way;
   p.scale = f.scale;
+  p.softcap = f.softcap;
+  p.of_pairs = f.pairs;
+  if constexpr (S::Masked)
+    p.said = make_tensor_map({f.pairs.data, f.pairs.batches, f.pairs.heads, f.q_rows, f.k_rows,
+                              f.pairs.strides.batch, f.pairs.strides.head, f.pairs.strides.row},
+                             DType::u8, S::Rows);
   if (p.works > 0) {
     constexpr int Bytes = sizeof(SharedOf<S>);
     static_assert(Bytes <= 227 * 1024);
@@ -256,11 +262,23 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   return tainted;
 }
 
+template <class T, int DoutStages, Said Pairs, bool Capped>
+const std::uint32_t* launch_sizes(const Sm90Backward& call, cudaStream_t stream) {
+  if (call.forward.head_size <= 64)
+    return launch<Shape<T, 64, 128, 128, 2, DoutStages, Pairs, Capped>>(call, stream);
+  return launch<Shape<T, 128, 64, 128, 2, DoutStages, Pairs, Capped>>(call, stream);
+}
+
 template <class T>
 const std::uint32_t* launch_for(const Sm90Backward& call, cudaStream_t stream) {
-  if (call.forward.head_size <= 64) return launch<Shape<T, 64, 128, 128, 2, 2>>(call, stream);
-  if (call.forward.head_size <= 128) return launch<Shape<T, 128, 64, 128, 2, 2>>(call, stream);
-  return launch<Shape<T, 256, 64, 64, 2, 1>>(call, stream);
+  const Sm90Forward& f = call.forward;
+  if (f.head_size > 128) return launch<Shape<T, 256, 64, 64, 2, 1>>(call, stream);
+  if (f.softcap > 0) return launch_sizes<T, 2, Said::nothing, true>(call, stream);
+  if (f.pairs.said == Said::distance)
+    return launch_sizes<T, 2, Said::distance, false>(call, stream);
+  // There is no room for a second step of dO beside a tile of the mask.
+  if (f.pairs.said == Said::mask) return launch_sizes<T, 1, Said::mask, false>(call, stream);
+  return launch_sizes<T, 2, Said::nothing, false>(call, stream);
 }
 
 }  // namespace
@@ -268,7 +286,9 @@ const std::uint32_t* launch_for(const Sm90Backward& call, cudaStream_t stream) {
 const char* why_not_sm90_backward(const Sm90Backward& call) {
   const Sm90Forward& f = call.forward;
   if (const char* why = why_not_sm90_forward(f)) return why;
-  if (f.softcap > 0) return "softcap";
+  if (f.pairs.said == Said::bias) return "there is a bias";
+  if (f.pairs.said == Said::dropout) return "there is dropout";
+  if (f.softcap > 0 && f.head_size > 128) return "softcap with a head size above 128";
   if (f.sequence_count * f.heads > 65535) return "too many heads";
   const auto mapped = [&](const void* data, const Sm90Strides& s) {
     return can_map({data, 0, 0, 0, 0, s.batch, s.head, s.row});

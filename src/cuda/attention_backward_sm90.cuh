@@ -40,7 +40,12 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
   Turn<S::QStages> q_turn;
   Turn<S::DoutStages> dout_turn;
   Turn<2> dq_turn;
-  const float scale = p.scale * kLog2e;
+  Turn<1> said_turn;
+  // Of scores as they reach the exponential.
+  const float scale = S::Softcap                   ? p.softcap * kLog2e
+                      : S::Pairs == Said::distance ? kLog2e
+                                                   : p.scale * kLog2e;
+  const float inner_scale = S::Softcap ? p.scale / p.softcap : 0;
 
   float dk[S::D / 2], dv[S::D / 2], s[S::Rows / 2];
   const auto q_before = [](Turn<S::QStages> turn) {
@@ -60,7 +65,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       shared.kv_ring.wait_full(kv_turn);
       kv_turn.next();
       const int count = (steps.end - steps.begin) * p.group;
-      int step = steps.begin;
+      int step = steps.begin, head = work.key_head * p.group;
       for (int i = 0; i < count; ++i) {
         float dp[S::Rows / 2];
         const T* const q_rows = shared.q[q_turn.stage];
@@ -76,6 +81,19 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         wgmma_wait<1>(s);
 
         const int row0 = step * S::Rows;
+        if constexpr (S::Softcap) {
+#pragma unroll
+          for (float& x : s) x = tanh_fast(x * inner_scale);
+        }
+        if constexpr (S::Pairs == Said::distance)
+          add_by_distance<S>(p, work, head, key0 + warp_key, row0, s);
+        if constexpr (S::Masked) {
+          shared.said_ring.wait_full(said_turn);
+          said_turn.next();
+          hide_by_tile<S>(shared.said + consumer * S::Rows * kSlab, thread / 32, s);
+          __syncwarp();
+          shared.said_ring.empty[0].arrive_as_warp();
+        }
         if (row0 < unmasked.begin || row0 + S::Rows > unmasked.end) {
           const int key = key0 + warp_key + lane / 4;
           hide(s, {sight.rows_of(key, seeing), sight.rows_of(key + 8, seeing)}, row0, -kInfinity);
@@ -86,7 +104,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         issue_gradient<S>(dv, weights, dout_rows);
         wgmma_wait<1>(dp);
         if constexpr (S::RoundsWeights) unpack_operands<T>(s, weights);
-        differentiate<S>(dp, s, shared.terms[q_turn.stage]);
+        differentiate<S>(dp, s, shared.terms[q_turn.stage], 1 / scale);
         std::uint32_t ds[S::Rows / 16][4];
         pack_operands<T>(ds, dp);
         // Two buffers: the other warpgroup may still read the one of the step before.
@@ -129,7 +147,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
           shared.q_ring.empty[q_turn.stage].arrive_as_warp();
         }
         q_turn.next();
-        if (++step == steps.end) step = steps.begin;
+        if (++step == steps.end) step = steps.begin, ++head;
       }
       if constexpr (S::RoundsWeights) {
         wgmma_wait<0>(dk);
@@ -163,6 +181,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     shared.kv_ring.init(2, Both + inspector);  // K and V
     shared.q_ring.init(2, Both);               // Q and the rows' terms
     shared.dout_ring.init(1, Both);
+    shared.said_ring.init(1, Both);
     for (Ring<2>& ring : shared.dq_ring) ring.init(S::Wide ? Warpgroup : Both, 1);
     shared.work_ring.init(1, 2 + Both + inspector);
     if constexpr (S::Wide) {

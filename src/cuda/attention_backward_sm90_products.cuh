@@ -3,7 +3,7 @@
 // has 64 keys, and a lane, of every 8 query rows, rows 2 (lane % 4) and the next.
 #pragma once
 
-#include "cuda/attention_backward_sm90_work.cuh"
+#include "cuda/attention_backward_sm90_pairs.cuh"
 #include "cuda/tile/mma.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/store.cuh"
@@ -63,10 +63,10 @@ __device__ void exponentiate(float (&s)[S::Rows / 2], const RowTerms* terms, flo
   }
 }
 
-// dS^T from P^T and dP^T, in place of dP^T.
+// dS^T from P^T and dP^T, in place of dP^T. `per_cap` is what makes exponents those of a tanh.
 template <class S>
 __device__ void differentiate(float (&dp)[S::Rows / 2], const float (&weights)[S::Rows / 2],
-                              const RowTerms* terms) {
+                              const RowTerms* terms, float per_cap = 0) {
   const float4* const of_lane = terms_of_lane(terms);
 #pragma unroll
   for (int n = 0; n < S::Rows / 8; ++n) {
@@ -75,6 +75,12 @@ __device__ void differentiate(float (&dp)[S::Rows / 2], const float (&weights)[S
     dp[4 * n + 1] = weights[4 * n + 1] * (dp[4 * n + 1] - two.w);
     dp[4 * n + 2] = weights[4 * n + 2] * (dp[4 * n + 2] - two.y);
     dp[4 * n + 3] = weights[4 * n + 3] * (dp[4 * n + 3] - two.w);
+    if constexpr (S::Softcap) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        dp[4 * n + i] =
+            uncap(dp[4 * n + i], weights[4 * n + i], i % 2 == 0 ? two.x : two.z, per_cap);
+    }
   }
 }
 

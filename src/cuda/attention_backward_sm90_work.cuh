@@ -16,13 +16,17 @@ inline constexpr int kConsumerRegisters = 240, kServerRegisters = 24;
 inline constexpr int kRowPadding = 128;
 
 template <class Element, int HeadSize, int RowsPerStep, int KeysPerBlock, int QStageCount,
-          int DoutStageCount>
+          int DoutStageCount, Said OfPairs = Said::nothing, bool Capped = false>
 struct Shape {
   using T = Element;
   static constexpr int D = HeadSize;  // padded to a multiple of 64
   static constexpr int Rows = RowsPerStep;
   static constexpr int Keys = KeysPerBlock;
   static constexpr int QStages = QStageCount, DoutStages = DoutStageCount;
+  // A mask comes as tiles, with the rows they belong to; 64 keys of each in a slab.
+  static constexpr Said Pairs = OfPairs;
+  static constexpr bool Softcap = Capped, Masked = Pairs == Said::mask;
+  static constexpr int SaidBytes = Masked ? Rows * Keys : 8;
   // dK and dV of 64 keys fill both warpgroups' registers: see attention_backward_sm90_wide.cuh.
   static constexpr bool Wide = Keys == 64;
   // dQ [Rows, D] is made by two warpgroups: 64 rows each, or half of the columns each.
@@ -42,6 +46,7 @@ struct RowTerms {  // of a query row: its log-sum-exp times log2(e), and r = dou
 
 struct Params {
   CUtensorMap q, dout, k, v;
+  CUtensorMap said;  // the mask of pairs
   void *dk, *dv;
   Sm90Strides dk_strides, dv_strides;
   const RowTerms* terms;  // [sequence][head][rows, padded]
@@ -57,6 +62,8 @@ struct Params {
   int in_turns;                          // heads whose Works are drawn in turns
   bool deterministic, backward_in_keys;  // the order of Works of a head, and of shares of dQ
   float scale;                           // of scores
+  float softcap;
+  Sm90Pairs of_pairs;
 };
 
 struct Work {
@@ -76,9 +83,11 @@ struct alignas(1024) Shared {
   typename S::T ds[2][S::Keys * S::Rows];  // dS^T: [keys][64 rows] slabs
   float dq[2][S::FloatsOfDqPiece];
   RowTerms terms[S::QStages][S::Rows];
+  unsigned char said[S::SaidBytes];
   Ring<1> kv_ring;
   Ring<S::QStages> q_ring;
   Ring<S::DoutStages> dout_ring;
+  Ring<1> said_ring;
   // Of wide shapes one for each half of the columns, both with one buffer: `full` is for even and
   // for odd steps, `empty` the first.
   Ring<2> dq_ring[S::DqHalves];
@@ -148,6 +157,19 @@ __device__ void serve(const Params& p, Shared<S>& shared) {
   Turn<1> kv_turn;
   Turn<S::QStages> q_turn;
   Turn<S::DoutStages> dout_turn;
+  Turn<1> said_turn;
+  const auto copy_said = [&](const Work& work, int head, int row) {
+    const auto index = [](std::int64_t count, int of) { return count == 1 ? 0 : of; };
+    Barrier& full = shared.said_ring.full[0];
+    shared.said_ring.wait_empty(said_turn);
+    full.expect(S::SaidBytes);
+#pragma unroll
+    for (int slab = 0; slab < S::Keys / kSlab; ++slab)
+      load_slab(shared.said + slab * S::Rows * kSlab, p.said, full, work.key0 + slab * kSlab, row,
+                index(p.of_pairs.heads, head), index(p.of_pairs.batches, work.q_batch),
+                Keep::long_time);
+    said_turn.next();
+  };
   const auto copy_work = [&](const Work& work, KeyRange steps) {
     shared.kv_ring.wait_empty(kv_turn);
     Barrier& kv_full = shared.kv_ring.full[0];
@@ -171,6 +193,7 @@ __device__ void serve(const Params& p, Shared<S>& shared) {
         load_tile<S::Rows, S::D>(shared.q[q_turn.stage], p.q, q_full, q_start + row, head, q_batch,
                                  Keep::long_time);
         q_turn.next();
+        if constexpr (S::Masked) copy_said(work, head, row);
         shared.dout_ring.wait_empty(dout_turn);
         load_tile<S::Rows, S::D>(shared.dout[dout_turn.stage], p.dout,
                                  shared.dout_ring.full[dout_turn.stage], q_start + row, head,

@@ -214,10 +214,8 @@ std::string why_not_hopper(const AttentionProblem& p, const AttentionResults& re
 
 std::string why_not_hopper(const AttentionProblem& p, const AttentionBackward& t) {
   if (t.dentropy.defined()) return "there is a gradient of the entropy";
-  if (p.bias.defined() || p.has_diagonal_bias()) return "there is a bias";
-  if (p.dropout > 0) return "there is dropout";
-  if (p.allowed.defined()) return "there is a mask of pairs";
   if (std::string reason = why_not_either(p); !reason.empty()) return reason;
+  if (std::string reason = why_not_pairs(p); !reason.empty()) return reason;
   for (const Tensor* x : {&t.dout, &t.out, &t.dq, &t.dk, &t.dv}) {
     if (!has_neighbours(*x)) return "elements of a row are not neighbours";
   }
@@ -264,8 +262,10 @@ void hopper_forward(CudaBackend& backend, const AttentionProblem& p,
 }
 
 HopperBackward hopper_backward(CudaBackend& backend, const AttentionProblem& p,
-                               const AttentionBackward& t) {
+                               const AttentionBackward& t, const HopperExtras& extras) {
   Sm90Backward call = call_of(p, t);
+  call.forward.pairs.diagonal = extras.diagonal;
+  call.forward.pairs.reach = extras.reach;
   const Tensor sequences = upload_sequences(backend, p, call.forward);
   call.forward.ticket = backend.tickets(kSm90Tickets);
   HopperBackward result;

@@ -13,9 +13,9 @@ std::string why_not_hopper(const AttentionProblem& problem, const AttentionBackw
 bool decodes(const AttentionProblem& problem, const AttentionResults& results);
 // "decode" or "sm90".
 std::string hopper_kernel(const AttentionProblem& problem, const AttentionResults& results);
-// What a forward call needs besides, on the device.
+// What a call needs besides, on the device.
 struct HopperExtras {
-  // Written: what weights of rows are made of, like lse: p = e^(s - top) share.
+  // Written by forward: what weights of rows are made of, like lse: p = e^(s - top) share.
   float *top = nullptr, *share = nullptr;
   // What a table of relative positions adds at distances -reach .. reach: [heads][2 reach + 1].
   const float* diagonal = nullptr;
@@ -31,6 +31,6 @@ struct HopperBackward {
   const std::uint32_t* served = nullptr;
 };
 HopperBackward hopper_backward(CudaBackend& backend, const AttentionProblem& problem,
-                               const AttentionBackward& tensors);
+                               const AttentionBackward& tensors, const HopperExtras& extras = {});
 
 }  // namespace qkv::cuda

@@ -1,0 +1,67 @@
+// What is said of single pairs in the backward pass for Hopper GPUs, on the accumulators of a warp,
+// which stand with keys as rows: lane / 4 and lane / 4 + 8 of its 16 keys, query rows 8 n + 2 (lane
+// % 4) and the next of a step. See attention_backward_sm90.cuh.
+#pragma once
+
+#include "cuda/attention_backward_sm90_work.cuh"
+#include "cuda/tile/softmax.cuh"
+#include "cuda/tile/wgmma.cuh"
+
+namespace qkv::cuda::backward_sm90 {
+
+// -inf in the place of scores that a mask of pairs hides. `warp` is that of the warpgroup, whose
+// tile has 64 bytes, one for each of its keys, of every row.
+template <class S>
+__device__ void hide_by_tile(const unsigned char* tile, int warp, float (&s)[S::Rows / 2]) {
+  const int t = lane_now() % 4, key = lane_now() / 4;
+  const std::uint32_t first = shared_address(tile) + 2 * t * 64 + ((warp ^ t) * 16) + key;
+#pragma unroll
+  for (int i = 0; i < S::Rows / 2; ++i) {
+    std::uint16_t seen;
+    asm volatile("{.reg .u8 b; ld.shared.u8 b, [%1]; cvt.u16.u8 %0, b;}"
+                 : "=h"(seen)
+                 : "r"(first + (i / 4 * 8 + i % 2) * 64 + i / 2 % 2 * 8));
+    if (seen == 0) s[i] = -kInfinity;
+  }
+}
+
+// scores = scores scale + what is added at their distances: see attention_forward_sm90_pairs.cuh.
+// `key` is the warp's first, `row` the step's.
+template <class S>
+__device__ void add_by_distance(const Params& p, const Work& work, int head, int key, int row,
+                                float (&s)[S::Rows / 2]) {
+  const Sm90Pairs& of = p.of_pairs;
+  const int of_warp = key - row - work.sight.offset;
+  const int first = of_warp + lane_now() / 4 - 2 * (lane_now() % 4);
+  const auto step = [](int i) { return i / 2 % 2 * 8 - i / 4 * 8 - i % 2; };
+  if (of.slopes != nullptr) {
+    const float slope = of.slopes[work.index * of.slopes_batch + head * of.slopes_head];
+    const float start = float(first);
+#pragma unroll
+    for (int i = 0; i < S::Rows / 2; ++i)
+      s[i] = fmaf(-slope, fabsf(start + float(step(i))), s[i] * p.scale);
+    return;
+  }
+  const float* const middle = of.diagonal + std::int64_t(head) * (2 * of.reach + 1) + of.reach;
+  const bool after = of_warp - S::Rows + 1 >= of.reach, before = of_warp + 15 <= -of.reach;
+  if (after || before) {
+    const float bias = middle[after ? of.reach : -of.reach];
+#pragma unroll
+    for (float& x : s) x = fmaf(x, p.scale, bias);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < S::Rows / 2; ++i)
+    s[i] = fmaf(s[i], p.scale, middle[min(max(first + step(i), -of.reach), of.reach)]);
+}
+
+// dS times the derivative of the softcap, 1 - tanh^2: tanh is found again from the weight, in which
+// its error is what the weight is rounded by, a few times less. `terms` are two rows' {lse, r}.
+__device__ inline float uncap(float ds, float weight, float lse, float per_cap) {
+  float exponent;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(exponent) : "f"(weight));
+  const float tanh = fminf(fmaxf((exponent + lse) * per_cap, -1.f), 1.f);
+  return ds * (1 - tanh * tanh);
+}
+
+}  // namespace qkv::cuda::backward_sm90
