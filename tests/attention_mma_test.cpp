@@ -158,7 +158,7 @@ TEST_P(AttentionMma, IsTakenOnAGpu) {
   };
   expect("mma", "mma", "bias", [](Case& c) { c.bias = {1, 2, 150, 205}; });
   expect("mma", "mma", "pairs", [](Case& c) { c.allowed = {1, 1, 150, 205}; });
-  expect(best, "mma", "aligned bias", [](Case& c) { c.keys = 208, c.bias = {1, 2, 150, 208}; });
+  expect(best, best, "aligned bias", [](Case& c) { c.keys = 208, c.bias = {1, 2, 150, 208}; });
   expect(best, best, "aligned pairs", [](Case& c) { c.keys = 208, c.allowed = {1, 1, 150, 208}; });
   expect(best, best, "slopes", [](Case& c) { c.slopes = {2}; });
   expect(best, best, "table", [](Case& c) { c.buckets = 32; });

@@ -243,14 +243,6 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
   const bool is_short = cuda::why_not_short(p, t).empty();
   if (!is_short && cuda::why_not_split(p, t).empty()) return cuda::split_backward(*this, p, t);
   cuda::PreparedJob prepared = cuda::prepare(*this, p);
-  cuda::HopperBackward faster;
-  if (!is_short && cuda::why_not_hopper(p, t).empty()) {
-    cuda::HopperExtras extras;
-    extras.diagonal = prepared.job.diagonal;
-    extras.reach = prepared.job.bucket_reach;
-    faster = cuda::hopper_backward(*this, p, t, extras);
-    prepared.job.only_if = faster.served;
-  }
   cuda::AttentionJob& job = prepared.job;
   cuda::BackwardTensors tensors;
   tensors.dout = cuda::rows_of(t.dout);
@@ -269,17 +261,23 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
   cuda::BackwardRows rows{arrays.next(), arrays.next(), arrays.next()};
   Tensor failed;
   std::optional<cuda::MmaBackward> mma;
+  cuda::HopperBackward faster;
   const DType dtype = p.q.dtype();
-  if (faster.served == nullptr && cuda::why_not_mma(p, t).empty()) {
+  if (cuda::why_not_hopper(p, t).empty()) {
+    if (p.sinks.defined() || p.has_diagonal_bias() || p.bias.defined()) {
+      // For the gradients of these, and for weights under a bias.
+      const cuda::MmaBackward known{tensors, rows, arrays.next(), nullptr};
+      cuda::mma_rows(job, prepared.grid, dtype, known, stream());
+      if (cuda::why_not_mma(p, t).empty()) mma = known;
+    }
+    faster =
+        cuda::hopper_backward(*this, p, t, {rows.top, rows.share, job.diagonal, job.bucket_reach});
+    job.only_if = faster.served;
+  } else if (cuda::why_not_mma(p, t).empty()) {
     failed = scratch<std::uint32_t>(1);
     mma = {tensors, rows, arrays.next(), static_cast<std::uint32_t*>(failed.raw())};
     cuda::mma_backward(job, prepared.grid, dtype, *mma, stream());
     job.only_if = mma->failed;  // of the general kernels behind it
-  } else if (faster.served != nullptr && (p.sinks.defined() || p.has_diagonal_bias())) {
-    // For the gradients of sinks, slopes or a table.
-    const cuda::MmaBackward known{tensors, rows, arrays.next(), nullptr};
-    cuda::mma_rows(job, prepared.grid, dtype, known, stream());
-    if (cuda::why_not_mma(p, t).empty()) mma = known;
   }
   if (t.dentropy.defined()) {
     rows.dentropy = arrays.next();

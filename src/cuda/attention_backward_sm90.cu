@@ -25,6 +25,8 @@ struct RowParams {
   const Sm90Sequence* sequences;
   Sm90Sequence all_alike;
   RowTerms* terms;
+  const float *row_top, *row_share;  // under a bias, like lse: weights are e^(score - top) share
+  float* tops;
   const float* sums;  // of dQ
   std::uint32_t* tainted;
   int heads, head_size, q_rows, padded_rows;
@@ -88,6 +90,15 @@ __global__ void row_terms_kernel(const RowParams p) {
   if (part != 0 || row >= p.padded_rows) return;
   RowTerms terms{kInfinity, 0};
   if (lse != -kInfinity) terms = {lse * kLog2e, sum - (p.dlse ? p.dlse[i] : 0.f)};
+  if (p.tops) {
+    const bool sees = lse != -kInfinity;
+    const float top = sees ? p.row_top[i] : 0.f;
+    if (sees) terms.lse = -log2f(p.row_share[i]);
+    if (!isfinite(top)) *p.tainted = 1;
+    p.tops[std::int64_t(pair) * p.padded_rows + row] = top;
+    p.terms[std::int64_t(pair) * p.padded_rows + row] = terms;
+    return;
+  }
   // Beyond this, a weight made from it is more than a few per cent off.
   constexpr float kExtremeLse = 1 << 20;
   if (fabsf(lse) > kExtremeLse && lse != -kInfinity) *p.tainted = 1;
@@ -134,21 +145,27 @@ __global__ void finish_dq_kernel(const RowParams p) {
 
 // ---- Host --------------------------------------------------------------------------------------
 
+// Heads of 64 are padded to 128 where there is no room for larger tiles.
+bool pads_heads(const Sm90Forward& f) { return f.pairs.said == Said::bias; }
+
 // The workspace: sums of dQ, then turns and the tainted word (which start as 0, and sums too where
-// shares are added in any order), then terms.
+// shares are added in any order), then terms, and tops under a bias.
 struct Workspace {
   std::int64_t pairs, padded_rows, turns;
-  std::int64_t dq_bytes, zero_bytes, bytes;
+  std::int64_t dq_bytes, zero_bytes, tops_at, bytes;
 
   explicit Workspace(const Sm90Backward& call) {
     const Sm90Forward& f = call.forward;
-    const std::int64_t D = f.head_size <= 64 ? 64 : f.head_size <= 128 ? 128 : 256;
+    const std::int64_t D = f.head_size <= 64 && !pads_heads(f) ? 64
+                           : f.head_size <= 128                ? 128
+                                                               : 256;
     pairs = f.sequence_count * f.heads;
     padded_rows = (f.longest + kRowPadding - 1) / kRowPadding * kRowPadding;
     turns = pairs * (padded_rows / 64);
     dq_bytes = pairs * padded_rows * D * 4;
     zero_bytes = (dq_bytes + turns * 4 + 4 + 15) / 16 * 16;
-    bytes = zero_bytes + pairs * padded_rows * std::int64_t(sizeof(RowTerms));
+    tops_at = zero_bytes + pairs * padded_rows * std::int64_t(sizeof(RowTerms));
+    bytes = tops_at + (f.pairs.said == Said::bias ? pairs * padded_rows * 4 : 0);
   }
 };
 
@@ -180,6 +197,11 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   rows.terms = terms;
   rows.sums = reinterpret_cast<const float*>(base);
   rows.tainted = tainted;
+  if (S::Biased) {
+    rows.row_top = call.row_top;
+    rows.row_share = call.row_share;
+    rows.tops = reinterpret_cast<float*>(base + space.tops_at);
+  }
   rows.heads = int(f.heads);
   rows.head_size = int(f.head_size);
   rows.q_rows = int(f.q_rows);
@@ -187,7 +209,7 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   rows.left = window_side(f.left);
   rows.right = window_side(f.right);
   rows.masked = f.left >= 0 || f.right >= 0 || f.sequences || f.all_alike.k_visible < f.k_rows ||
-                f.all_alike.q_seeing < f.q_rows || S::Masked;
+                f.all_alike.q_seeing < f.q_rows || S::SaidInTiles;
   rows.scale = f.scale;
   if (space.pairs * space.padded_rows > 0)
     row_terms_kernel<T>
@@ -209,6 +231,7 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   p.dk_strides = call.dk_strides;
   p.dv_strides = call.dv_strides;
   p.terms = terms;
+  p.tops = rows.tops;
   p.dq = reinterpret_cast<float*>(base);
   p.turns = turns;
   p.ticket = f.ticket;
@@ -243,10 +266,10 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   p.scale = f.scale;
   p.softcap = f.softcap;
   p.of_pairs = f.pairs;
-  if constexpr (S::Masked)
+  if constexpr (S::SaidInTiles)
     p.said = make_tensor_map({f.pairs.data, f.pairs.batches, f.pairs.heads, f.q_rows, f.k_rows,
                               f.pairs.strides.batch, f.pairs.strides.head, f.pairs.strides.row},
-                             DType::u8, S::Rows);
+                             S::Biased ? f.dtype : DType::u8, S::Rows);
   if (p.works > 0) {
     constexpr int Bytes = sizeof(SharedOf<S>);
     static_assert(Bytes <= 227 * 1024);
@@ -276,7 +299,9 @@ const std::uint32_t* launch_for(const Sm90Backward& call, cudaStream_t stream) {
   if (f.softcap > 0) return launch_sizes<T, 2, Said::nothing, true>(call, stream);
   if (f.pairs.said == Said::distance)
     return launch_sizes<T, 2, Said::distance, false>(call, stream);
-  // There is no room for a second step of dO beside a tile of the mask.
+  // There is no room for a second step of dO beside a tile of the bias or mask.
+  if (f.pairs.said == Said::bias)
+    return launch<Shape<T, 128, 64, 128, 2, 1, Said::bias>>(call, stream);
   if (f.pairs.said == Said::mask) return launch_sizes<T, 1, Said::mask, false>(call, stream);
   return launch_sizes<T, 2, Said::nothing, false>(call, stream);
 }
@@ -286,7 +311,6 @@ const std::uint32_t* launch_for(const Sm90Backward& call, cudaStream_t stream) {
 const char* why_not_sm90_backward(const Sm90Backward& call) {
   const Sm90Forward& f = call.forward;
   if (const char* why = why_not_sm90_forward(f)) return why;
-  if (f.pairs.said == Said::bias) return "there is a bias";
   if (f.pairs.said == Said::dropout) return "there is dropout";
   if (f.softcap > 0 && f.head_size > 128) return "softcap with a head size above 128";
   if (f.sequence_count * f.heads > 65535) return "too many heads";

@@ -42,9 +42,9 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
   Turn<2> dq_turn;
   Turn<1> said_turn;
   // Of scores as they reach the exponential.
-  const float scale = S::Softcap                   ? p.softcap * kLog2e
-                      : S::Pairs == Said::distance ? kLog2e
-                                                   : p.scale * kLog2e;
+  const float scale = S::Softcap                                ? p.softcap * kLog2e
+                      : S::Biased || S::Pairs == Said::distance ? kLog2e
+                                                                : p.scale * kLog2e;
   const float inner_scale = S::Softcap ? p.scale / p.softcap : 0;
 
   float dk[S::D / 2], dv[S::D / 2], s[S::Rows / 2];
@@ -87,10 +87,14 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         }
         if constexpr (S::Pairs == Said::distance)
           add_by_distance<S>(p, work, head, key0 + warp_key, row0, s);
-        if constexpr (S::Masked) {
+        if constexpr (S::SaidInTiles) {
+          const unsigned char* const said = shared.said + consumer * S::BytesOfSaidSlab;
           shared.said_ring.wait_full(said_turn);
           said_turn.next();
-          hide_by_tile<S>(shared.said + consumer * S::Rows * kSlab, thread / 32, s);
+          if constexpr (S::Biased)
+            add_bias_tile<S>(said, thread / 32, p.scale, s);
+          else
+            hide_by_tile<S>(said, thread / 32, s);
           __syncwarp();
           shared.said_ring.empty[0].arrive_as_warp();
         }
@@ -99,7 +103,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
           hide(s, {sight.rows_of(key, seeing), sight.rows_of(key + 8, seeing)}, row0, -kInfinity);
         }
         std::uint32_t weights[S::Rows / 16][4];
-        exponentiate<S>(s, shared.terms[q_turn.stage], scale);
+        exponentiate<S>(s, shared.terms[q_turn.stage], shared.tops[q_turn.stage], scale);
         pack_operands<T>(weights, s);
         issue_gradient<S>(dv, weights, dout_rows);
         wgmma_wait<1>(dp);
@@ -178,8 +182,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(p.v);
     constexpr int Warpgroup = 4 * kArrivalsOfWarp, Both = 2 * Warpgroup;
     const int inspector = p.tainted ? kArrivalsOfWarp : 0;
-    shared.kv_ring.init(2, Both + inspector);  // K and V
-    shared.q_ring.init(2, Both);               // Q and the rows' terms
+    shared.kv_ring.init(2, Both + inspector);     // K and V
+    shared.q_ring.init(S::Biased ? 3 : 2, Both);  // Q and the rows' terms
     shared.dout_ring.init(1, Both);
     shared.said_ring.init(1, Both);
     for (Ring<2>& ring : shared.dq_ring) ring.init(S::Wide ? Warpgroup : Both, 1);

@@ -16,7 +16,9 @@ struct Sm90Backward {
   Sm90Strides dout_strides, dq_strides, dk_strides, dv_strides;
   std::int64_t longest_keys = 0;  // the most k_rows of a sequence
   bool deterministic = true;      // the same bits every time; a little slower
-  void* workspace = nullptr;      // sm90_backward_workspace bytes on the device
+  // Under a bias, like lse: weights are e^(score - top) share.
+  const float *row_top = nullptr, *row_share = nullptr;
+  void* workspace = nullptr;  // sm90_backward_workspace bytes on the device
 };
 
 // Null when attention_backward_sm90 can serve this call, else the reason why not.

@@ -25,6 +25,27 @@ __device__ void hide_by_tile(const unsigned char* tile, int warp, float (&s)[S::
   }
 }
 
+// scores = scores scale + bias.
+template <class S>
+__device__ void add_bias_tile(const unsigned char* tile, int warp, float scale,
+                              float (&s)[S::Rows / 2]) {
+  const int t = lane_now() % 4, key = lane_now() / 4;
+  // Of both rows and both of each two columns: the first. Eight rows on, banks are the same again.
+  std::uint32_t first[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = 2 * t + i % 2, chunk = 2 * warp + i / 2;
+    first[i] = shared_address(tile) + row * 128 + ((chunk ^ row) * 16) + 2 * key;
+  }
+#pragma unroll
+  for (int i = 0; i < S::Rows / 2; ++i) {
+    std::uint16_t bits;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(first[i % 4] + i / 4 * 8 * 128));
+    const float bias = float(*reinterpret_cast<const typename S::T*>(&bits));
+    s[i] = fmaf(s[i], scale, bias);
+  }
+}
+
 // scores = scores scale + what is added at their distances: see attention_forward_sm90_pairs.cuh.
 // `key` is the warp's first, `row` the step's.
 template <class S>

@@ -49,13 +49,21 @@ __device__ inline const float4* terms_of_lane(const RowTerms* terms) {
   return reinterpret_cast<const float4*>(terms) + threadIdx.x % 4;
 }
 
-// P^T from S^T.
+// P^T from S^T. Under a bias, scores are taken less their rows' tops first.
 template <class S>
-__device__ void exponentiate(float (&s)[S::Rows / 2], const RowTerms* terms, float scale) {
+__device__ void exponentiate(float (&s)[S::Rows / 2], const RowTerms* terms, const float* tops,
+                             float scale) {
   const float4* const of_lane = terms_of_lane(terms);
 #pragma unroll
   for (int n = 0; n < S::Rows / 8; ++n) {
     const float4 two = of_lane[4 * n];
+    if constexpr (S::Biased) {
+      const float2 top = reinterpret_cast<const float2*>(tops)[4 * n + threadIdx.x % 4];
+      s[4 * n + 0] -= top.x;
+      s[4 * n + 1] -= top.y;
+      s[4 * n + 2] -= top.x;
+      s[4 * n + 3] -= top.y;
+    }
     s[4 * n + 0] = exp2_fast(fmaf(s[4 * n + 0], scale, -two.x));
     s[4 * n + 1] = exp2_fast(fmaf(s[4 * n + 1], scale, -two.z));
     s[4 * n + 2] = exp2_fast(fmaf(s[4 * n + 2], scale, -two.x));

@@ -102,7 +102,7 @@ __device__ void make_dv(const Params& p, WideShared<S>& shared) {
           const int key = key0 + warp_key + lane / 4;
           hide(s, {sight.rows_of(key, seeing), sight.rows_of(key + 8, seeing)}, row0, -kInfinity);
         }
-        exponentiate<S>(s, shared.terms[q_turn.stage], scale);
+        exponentiate<S>(s, shared.terms[q_turn.stage], nullptr, scale);
         pack_operands<T>(weights, s);
         shared.weights_ring.wait_empty(weights_turn);
 #pragma unroll

@@ -23,10 +23,12 @@ struct Shape {
   static constexpr int Rows = RowsPerStep;
   static constexpr int Keys = KeysPerBlock;
   static constexpr int QStages = QStageCount, DoutStages = DoutStageCount;
-  // A mask comes as tiles, with the rows they belong to; 64 keys of each in a slab.
+  // A bias or mask comes as tiles, with the rows they belong to; 64 keys of each in a slab.
   static constexpr Said Pairs = OfPairs;
-  static constexpr bool Softcap = Capped, Masked = Pairs == Said::mask;
-  static constexpr int SaidBytes = Masked ? Rows * Keys : 8;
+  static constexpr bool Softcap = Capped, Biased = Pairs == Said::bias;
+  static constexpr bool SaidInTiles = Biased || Pairs == Said::mask;
+  static constexpr int SaidBytes = SaidInTiles ? (Biased ? 2 : 1) * Rows * Keys : 8;
+  static constexpr int BytesOfSaidSlab = SaidBytes / (Keys / kSlab);
   // dK and dV of 64 keys fill both warpgroups' registers: see attention_backward_sm90_wide.cuh.
   static constexpr bool Wide = Keys == 64;
   // dQ [Rows, D] is made by two warpgroups: 64 rows each, or half of the columns each.
@@ -40,16 +42,19 @@ struct Shape {
   static constexpr bool RoundsWeights = Rows == 128;
 };
 
-struct RowTerms {  // of a query row: its log-sum-exp times log2(e), and r = dout . out - dlse
+// Of a query row: its log-sum-exp times log2(e), and r = dout . out - dlse. Under a bias the former
+// is that of scores less their row's top, which is told besides: a bias far from 0 costs no digits.
+struct RowTerms {
   float lse, r;
 };
 
 struct Params {
   CUtensorMap q, dout, k, v;
-  CUtensorMap said;  // the mask of pairs
+  CUtensorMap said;  // bias or mask
   void *dk, *dv;
   Sm90Strides dk_strides, dv_strides;
   const RowTerms* terms;  // [sequence][head][rows, padded]
+  const float* tops;      // the same, under a bias
   float* dq;              // the same rows, [D] each, a step's rows in the order of `dq_index`
   std::uint32_t* turns;   // [sequence][head][steps]: shares of dQ that have been added
   std::uint32_t* ticket;
@@ -84,6 +89,7 @@ struct alignas(1024) Shared {
   float dq[2][S::FloatsOfDqPiece];
   RowTerms terms[S::QStages][S::Rows];
   unsigned char said[S::SaidBytes];
+  float tops[S::QStages][S::Biased ? S::Rows : 2];
   Ring<1> kv_ring;
   Ring<S::QStages> q_ring;
   Ring<S::DoutStages> dout_ring;
@@ -165,8 +171,8 @@ __device__ void serve(const Params& p, Shared<S>& shared) {
     full.expect(S::SaidBytes);
 #pragma unroll
     for (int slab = 0; slab < S::Keys / kSlab; ++slab)
-      load_slab(shared.said + slab * S::Rows * kSlab, p.said, full, work.key0 + slab * kSlab, row,
-                index(p.of_pairs.heads, head), index(p.of_pairs.batches, work.q_batch),
+      load_slab(shared.said + slab * S::BytesOfSaidSlab, p.said, full, work.key0 + slab * kSlab,
+                row, index(p.of_pairs.heads, head), index(p.of_pairs.batches, work.q_batch),
                 Keep::long_time);
     said_turn.next();
   };
@@ -181,8 +187,8 @@ __device__ void serve(const Params& p, Shared<S>& shared) {
     const int q_batch = work.q_batch, q_start = work.q_start;
     const int head_end = (work.key_head + 1) * p.group;
     for (int head = head_end - p.group; head < head_end; ++head) {
-      const RowTerms* const terms =
-          p.terms + (std::int64_t(work.index) * p.heads + head) * p.padded_rows;
+      const std::int64_t first_row = (std::int64_t(work.index) * p.heads + head) * p.padded_rows;
+      const RowTerms* const terms = p.terms + first_row;
       for (int step = steps.begin; step < steps.end; ++step) {
         const int row = step * S::Rows;
         shared.q_ring.wait_empty(q_turn);
@@ -190,10 +196,14 @@ __device__ void serve(const Params& p, Shared<S>& shared) {
         q_full.expect(S::Rows * int(sizeof(RowTerms)));
         load_bytes(shared.terms[q_turn.stage], terms + row, S::Rows * int(sizeof(RowTerms)),
                    q_full);
+        if constexpr (S::Biased) {
+          q_full.expect(S::Rows * 4);
+          load_bytes(shared.tops[q_turn.stage], p.tops + first_row + row, S::Rows * 4, q_full);
+        }
         load_tile<S::Rows, S::D>(shared.q[q_turn.stage], p.q, q_full, q_start + row, head, q_batch,
                                  Keep::long_time);
         q_turn.next();
-        if constexpr (S::Masked) copy_said(work, head, row);
+        if constexpr (S::SaidInTiles) copy_said(work, head, row);
         shared.dout_ring.wait_empty(dout_turn);
         load_tile<S::Rows, S::D>(shared.dout[dout_turn.stage], p.dout,
                                  shared.dout_ring.full[dout_turn.stage], q_start + row, head,

@@ -264,6 +264,8 @@ void hopper_forward(CudaBackend& backend, const AttentionProblem& p,
 HopperBackward hopper_backward(CudaBackend& backend, const AttentionProblem& p,
                                const AttentionBackward& t, const HopperExtras& extras) {
   Sm90Backward call = call_of(p, t);
+  call.row_top = extras.top;
+  call.row_share = extras.share;
   call.forward.pairs.diagonal = extras.diagonal;
   call.forward.pairs.reach = extras.reach;
   const Tensor sequences = upload_sequences(backend, p, call.forward);

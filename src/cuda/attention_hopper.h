@@ -15,7 +15,8 @@ bool decodes(const AttentionProblem& problem, const AttentionResults& results);
 std::string hopper_kernel(const AttentionProblem& problem, const AttentionResults& results);
 // What a call needs besides, on the device.
 struct HopperExtras {
-  // Written by forward: what weights of rows are made of, like lse: p = e^(s - top) share.
+  // What weights of rows are made of, like lse: p = e^(s - top) share. Written by forward, if asked
+  // for; read by backward under a bias.
   float *top = nullptr, *share = nullptr;
   // What a table of relative positions adds at distances -reach .. reach: [heads][2 reach + 1].
   const float* diagonal = nullptr;
