@@ -77,7 +77,7 @@ __device__ void add_by_distance(const Params& p, const Work& work, int head, int
 }
 
 // dS times the derivative of the softcap, 1 - tanh^2: tanh is found again from the weight, in which
-// its error is what the weight is rounded by, a few times less. `terms` are two rows' {lse, r}.
+// its error is what the weight is rounded by, a few times less. `lse` is the row's, in base 2.
 __device__ inline float uncap(float ds, float weight, float lse, float per_cap) {
   float exponent;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(exponent) : "f"(weight));

@@ -46,7 +46,6 @@ __device__ bool is_hidden(const Params& p, const Work& work, int row, int key) {
 struct BiasReader {
   std::uint32_t lane;  // where those of n = 0 lie, but for what the swizzle makes of n
 
-  template <int Rows>
   __device__ static BiasReader of(const unsigned char* tile, int warp) {
     const int t = lane_now() % 4, row = lane_now() / 4;
     return {shared_address(tile) + (16 * warp + row) * 128 + row * 16 + 4 * t};
@@ -84,7 +83,7 @@ template <class S>
 __device__ void add_bias_tile(const unsigned char* tile, int warp, float scale,
                               float (&s)[S::Keys / 2]) {
   using T = typename S::T;
-  const BiasReader reader = BiasReader::of<S::Rows>(tile, warp);
+  const BiasReader reader = BiasReader::of(tile, warp);
   std::uint32_t least = 0;  // two zeros
   const auto each = [&](auto visit) {
 #pragma unroll

@@ -86,7 +86,7 @@ Sm90Pairs pairs_of(const AttentionProblem& p) {
   return pairs;
 }
 
-// Why what is said of pairs is more than a forward pass can do, whatever its tiles.
+// Why what is said of pairs is more than these kernels can do, whatever its tiles.
 std::string why_not_pairs(const AttentionProblem& p) {
   const Tensor& tiles = p.bias.defined() ? p.bias : p.allowed;
   const int said = (p.bias.defined() ? 1 : 0) + (p.allowed.defined() ? 1 : 0) +

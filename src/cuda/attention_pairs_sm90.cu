@@ -1,6 +1,4 @@
 // The forward pass for Hopper GPUs with something said of pairs: which calls, and which tiles.
-#include <algorithm>
-
 #include "cuda/attention_forward_sm90_launch.cuh"
 
 namespace qkv::cuda {
