@@ -147,14 +147,6 @@ AttentionProblem with_lengths_read(const AttentionProblem& p) {
   return read;
 }
 
-// A Hopper GPU's own kernels leave what keys receive to others.
-std::string why_not_sm90(const AttentionProblem& p, const AttentionResults& results) {
-  if (results.statistics.received.defined() && !why_not_mma(p, results).empty()) {
-    return "what keys receive is asked for";
-  }
-  return why_not_hopper(p, results);
-}
-
 // Arrays of one float per row, out of one allocation.
 struct RowArrays {
   Tensor memory;
@@ -183,21 +175,13 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
   }
   if (p.sequences.empty()) return;
   const bool is_short = cuda::why_not_short(p, out).empty();
-  if (!is_short && cuda::why_not_sm90(p, out).empty()) {
-    const bool receives = wanted.received.defined();
-    if (!receives && !p.table.defined()) return cuda::hopper_forward(*this, p, out);
+  if (!is_short && cuda::why_not_hopper(p, out).empty()) {
+    if (!p.table.defined()) return cuda::hopper_forward(*this, p, out);
     const cuda::PreparedJob prepared = cuda::prepare(*this, p);
     cuda::HopperExtras extras;
     extras.diagonal = prepared.job.diagonal;
     extras.reach = prepared.job.bucket_reach;
-    if (!receives) return cuda::hopper_forward(*this, p, out, extras);
-    cuda::RowArrays arrays(*this, out.lse.numel(), 2);
-    cuda::RowStatistics rows;
-    rows.top = extras.top = arrays.next();
-    rows.share = extras.share = arrays.next();
-    cuda::hopper_forward(*this, p, out, extras);
-    return cuda::mma_received(prepared.job, prepared.grid, p.q.dtype(), rows,
-                              cuda::pointer<float>(wanted.received), stream());
+    return cuda::hopper_forward(*this, p, out, extras);
   }
   if (!is_short && cuda::why_not_split(p, out).empty()) {
     return cuda::split_forward(*this, p, out);
@@ -313,7 +297,7 @@ AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,
     if (p.key_lengths.defined() && cuda::decodes(p, results)) return "decode";
     if (short_forward) return "short";
     if (cuda::why_not_split(p, results).empty()) return "in parts";
-    std::string reason = cuda::why_not_sm90(p, results);
+    std::string reason = cuda::why_not_hopper(p, results);
     if (reason.empty()) return cuda::hopper_kernel(p, results);
     if (by_mma) reason = cuda::why_not_mma(p, results);
     return reason.empty() ? mma : "general: " + reason;

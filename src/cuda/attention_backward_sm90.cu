@@ -245,7 +245,7 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   p.padded_rows = int(space.padded_rows);
   p.left = rows.left;
   p.right = rows.right;
-  p.key_blocks = int((call.longest_keys + S::Keys - 1) / S::Keys);
+  p.key_blocks = int((f.longest_keys + S::Keys - 1) / S::Keys);
   p.works = int(f.sequence_count * f.key_heads * p.key_blocks);
   p.deterministic = call.deterministic;
   // Under a diagonal, block n reaches a step of rows one step later than block n + 1 does: taken

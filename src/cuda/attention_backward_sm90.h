@@ -14,8 +14,7 @@ struct Sm90Backward {
   void* dk = nullptr;
   void* dv = nullptr;
   Sm90Strides dout_strides, dq_strides, dk_strides, dv_strides;
-  std::int64_t longest_keys = 0;  // the most k_rows of a sequence
-  bool deterministic = true;      // the same bits every time; a little slower
+  bool deterministic = true;  // the same bits every time; a little slower
   // Under a bias, like lse: weights are e^(score - top) share.
   const float *row_top = nullptr, *row_share = nullptr;
   void* workspace = nullptr;  // sm90_backward_workspace bytes on the device

@@ -3,6 +3,7 @@
 #include "cuda/attention_forward_sm90.h"
 
 #include "cuda/attention_forward_sm90_launch.cuh"
+#include "cuda/attention_received_sm90.h"
 
 namespace qkv::cuda {
 namespace {
@@ -109,10 +110,10 @@ __global__ void __launch_bounds__(32 * kFinishWarps)
     const KeyRange seen = sight.of(at);
     if (p.sinks && row.top != -kInfinity) add_sink(p, p.sinks[head], first + at, row);
     const int next = first_row_of(block + 1, block_rows, sequence.q_rows);
-    if (p.statistics.row_top && at < min(next, sequence.q_rows)) {
-      const bool sees = row.top != -kInfinity;
-      p.statistics.row_top[first + at] = sees ? row.top * (p.scale / kLog2e) : 0;
-      p.statistics.row_share[first + at] = sees ? row.top_weight : 0;
+    if (p.row_terms && at < min(next, sequence.q_rows)) {
+      Sm90RowTerms terms{0, -kInfinity};
+      if (row.top != -kInfinity) terms = {row.top, log2f(row.top_weight)};
+      p.row_terms[std::int64_t(pair) * p.term_rows + at] = terms;
     }
     sums.add(row, seen.end - seen.begin);
     (i % 16 < 8 ? sums.total : sums.squares) += row.moment;
@@ -128,6 +129,16 @@ __global__ void __launch_bounds__(32 * kFinishWarps)
 
 // ---- Host --------------------------------------------------------------------------------------
 
+// What rows have told, with room for blocks of any shape. Behind it lie the terms of rows, where
+// somebody asks what keys receive.
+std::int64_t told_bytes(const Sm90Forward& call) {
+  return call.sequence_count * call.heads * (call.longest + 192) * std::int64_t(sizeof(RowTold));
+}
+Sm90RowTerms* row_terms_of(const Sm90Forward& call) {
+  auto* const workspace = static_cast<std::byte*>(call.statistics->workspace);
+  return reinterpret_cast<Sm90RowTerms*>(workspace + told_bytes(call));
+}
+
 template <class S>
 void launch(const Sm90Forward& call, cudaStream_t stream) {
   Params p = params_of<S>(call);
@@ -137,6 +148,8 @@ void launch(const Sm90Forward& call, cudaStream_t stream) {
       p.told = static_cast<RowTold*>(call.statistics->workspace);
     else
       p.largest = static_cast<float*>(call.statistics->workspace);
+    if (p.statistics.received) p.row_terms = row_terms_of(call);
+    p.term_rows = int(sm90_term_rows(call));
   }
   if (!launch_blocks<S>(p, stream)) return;
   if (p.told) finish_statistics_kernel<<<p.pairs, 32 * kFinishWarps, 0, stream>>>(p, S::Rows);
@@ -188,8 +201,9 @@ void launch_for(const Sm90Forward& call, cudaStream_t stream) {
 }  // namespace
 
 std::int64_t sm90_statistics_workspace(const Sm90Forward& call) {
-  // Enough for blocks of rows of any shape.
-  return call.sequence_count * call.heads * (call.longest + 192) * std::int64_t(sizeof(RowTold));
+  const bool receives = call.statistics && call.statistics->received;
+  const std::int64_t rows = call.sequence_count * call.heads * sm90_term_rows(call);
+  return told_bytes(call) + (receives ? rows * std::int64_t(sizeof(Sm90RowTerms)) : 0);
 }
 
 const char* why_not_sm90_forward(const Sm90Forward& call) {
@@ -221,6 +235,8 @@ void attention_forward_sm90(const Sm90Forward& call, cudaStream_t stream) {
     launch_for<__nv_bfloat16>(call, stream);
   else
     launch_for<__half>(call, stream);
+  if (call.statistics && call.statistics->received)
+    attention_received_sm90(call, row_terms_of(call), stream);
 }
 
 }  // namespace qkv::cuda

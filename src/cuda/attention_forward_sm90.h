@@ -1,8 +1,8 @@
 // Attention forward for Hopper GPUs: bf16 and f16 through the tensor cores' warpgroup products.
 // docs/cuda.md shows how it is laid out. It serves what can be written as one interval of keys per
 // row (causal, windows, lengths, packed sequences), grouped heads, softcap, sinks, and every
-// statistic but `received`; or else one of a bias, a mask of pairs and dropout. What combines them
-// goes to other kernels.
+// statistic; or else one of a bias, a mask of pairs and dropout. What combines them goes to other
+// kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -30,6 +30,12 @@ struct Sm90Strides {  // in elements; the last axis is contiguous
   std::int64_t batch = 0, head = 0, row = 0;
 };
 
+// What the weights of a row are made of: p = 2^((s - top) scale log2(e) + share), where s and top
+// are products. A row that sees nothing has a share of -inf.
+struct alignas(8) Sm90RowTerms {
+  float top, share;
+};
+
 // Where statistics go (qkv/attention.h); null: not asked for. top_index costs most.
 struct Sm90Statistics {
   float* entropy = nullptr;  // [q_batches, heads, q_rows], like lse
@@ -41,11 +47,11 @@ struct Sm90Statistics {
   float* entropy_mean = nullptr;
   float* entropy_relative = nullptr;
   float* saturation = nullptr;
-  float *row_top = nullptr, *row_share = nullptr;  // like lse: weights are e^(score - top) share
-  void* workspace = nullptr;                       // sm90_statistics_workspace bytes on the device
+  float* received = nullptr;  // [k_batches, heads, k_rows]
+  void* workspace = nullptr;  // sm90_statistics_workspace bytes on the device
 
   // The largest logit is at hand in every forward pass; the rest is what a watch puts together.
-  bool need_a_watch() const { return entropy || score_mean || score_var || saturation || row_top; }
+  bool need_a_watch() const { return entropy || score_mean || score_var || saturation || received; }
 };
 
 // What is said of single pairs.
@@ -87,7 +93,7 @@ struct Sm90Forward {
   std::int64_t left = -1, right = -1;  // -1 = unbounded; causal is right = 0
 
   std::int64_t sequence_count = 0;
-  std::int64_t longest = 0;  // the most q_rows of a sequence
+  std::int64_t longest = 0, longest_keys = 0;  // the most q_rows, and k_rows, of a sequence
   // On the device. Null: sequence b is `all_alike` with batch b of q and k.
   const Sm90Sequence* sequences = nullptr;
   Sm90Sequence all_alike;

@@ -70,6 +70,8 @@ struct Params {
   Sm90Statistics statistics;
   float* largest;  // [pairs][row_blocks][warps]: scores, for a pass without a watch, or null
   RowTold* told;   // [pairs][row_blocks][Rows], for a pass with one
+  Sm90RowTerms* row_terms;  // [pairs][term_rows], if keys are to receive, or null
+  int term_rows;
 };
 
 inline constexpr int kInspectors = 2;  // warps

@@ -56,7 +56,8 @@ Sm90Statistics statistics_of(const AttentionStatistics& s) {
           .score_var = pointer<float>(s.score_var),
           .entropy_mean = pointer<float>(s.entropy_mean),
           .entropy_relative = pointer<float>(s.entropy_relative),
-          .saturation = pointer<float>(s.saturation)};
+          .saturation = pointer<float>(s.saturation),
+          .received = pointer<float>(s.received)};
 }
 
 // The one thing that is said of pairs, if there is only one.
@@ -141,7 +142,10 @@ Sm90Forward call_of(const AttentionProblem& p, const AttentionResults& results) 
   call.left = p.left;
   call.right = !p.causal ? p.right : p.right < 0 ? 0 : std::min<std::int64_t>(p.right, 0);
   call.sequence_count = static_cast<std::int64_t>(p.sequences.size());
-  for (const AttentionSequence& s : p.sequences) call.longest = std::max(call.longest, s.q_rows);
+  for (const AttentionSequence& s : p.sequences) {
+    call.longest = std::max(call.longest, s.q_rows);
+    call.longest_keys = std::max(call.longest_keys, s.k_rows);
+  }
   call.key_lengths = pointer<std::int32_t>(p.key_lengths);
   if (!p.sequences.empty()) call.all_alike = sequence_of(p.sequences.front());
   return call;
@@ -154,9 +158,6 @@ Sm90Backward call_of(const AttentionProblem& p, const AttentionBackward& t) {
   forward.lse = t.lse;
   call.forward = call_of(p, forward);
   call.deterministic = p.deterministic;
-  for (const AttentionSequence& s : p.sequences) {
-    call.longest_keys = std::max(call.longest_keys, s.k_rows);
-  }
   if (t.dout.defined()) {
     call.dout = t.dout.raw();
     call.dlse = t.dlse.defined() ? t.dlse.data<float>() : nullptr;
@@ -236,10 +237,6 @@ bool decodes(const AttentionProblem& p, const AttentionResults& results) {
 void hopper_forward(CudaBackend& backend, const AttentionProblem& p,
                     const AttentionResults& results, const HopperExtras& extras) {
   Sm90Forward call = call_of(p, results);
-  if (extras.top != nullptr) {
-    call.statistics->row_top = extras.top;
-    call.statistics->row_share = extras.share;
-  }
   call.pairs.diagonal = extras.diagonal;
   call.pairs.reach = extras.reach;
   const Tensor sequences = upload_sequences(backend, p, call);

@@ -15,14 +15,12 @@ bool decodes(const AttentionProblem& problem, const AttentionResults& results);
 std::string hopper_kernel(const AttentionProblem& problem, const AttentionResults& results);
 // What a call needs besides, on the device.
 struct HopperExtras {
-  // What weights of rows are made of, like lse: p = e^(s - top) share. Written by forward, if asked
-  // for; read by backward under a bias.
-  float *top = nullptr, *share = nullptr;
+  // What weights of rows are made of, like lse: p = e^(s - top) share. For backward under a bias.
+  const float *top = nullptr, *share = nullptr;
   // What a table of relative positions adds at distances -reach .. reach: [heads][2 reach + 1].
   const float* diagonal = nullptr;
   int reach = 0;
 };
-// All results but what keys receive, for which the caller asks for `top` and `share`.
 void hopper_forward(CudaBackend& backend, const AttentionProblem& problem,
                     const AttentionResults& results, const HopperExtras& extras = {});
 // `served` is a word on the device, 0 when the kernel could do it. Where it is not, the inputs hold

@@ -20,7 +20,7 @@ enum class Layout : std::uint8_t {
   expanded,      // stride 0 over the batch and the key heads of k and v
 };
 
-// All that the scores of a row tell. A GPU's fast kernels have these, `received` not.
+// All that the scores of a row tell. `received` walks over the pairs once more.
 inline constexpr Statistics kRowStatistics = Statistics::max_logit | Statistics::score_moments |
                                              Statistics::entropy | Statistics::top_weight;
 
