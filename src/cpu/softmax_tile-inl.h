@@ -271,9 +271,7 @@ class SoftmaxRows {
   // The largest score of each of a few rows, and what the moments need: how many are visible, their
   // sum and that of their squares, relative to the pivot.
   HWY_INLINE void survey(const TileScores& tile, std::int64_t first, std::int64_t end) {
-    for (std::int64_t r = first; !has_pivot_ && r < end; ++r) {
-      choose_pivot(tile.scores + r * tile.stride, tile.keys);
-    }
+    if (!has_pivot_) choose_pivot(tile, first, end);
     const bool partial = tile.partial || job_.problem.bias.defined();  // a bias may hide, too
     if (pivot_ == 0) {
       partial ? survey_rows<true, false>(tile, first, end)
@@ -399,13 +397,18 @@ class SoftmaxRows {
 
   // Where a common offset would eat the variance, scores are summed relative to the mean of some of
   // them; mostly it is no larger than they differ.
-  void choose_pivot(const float* row, std::int64_t keys) {
+  void choose_pivot(const TileScores& tile, std::int64_t first, std::int64_t end) {
     double sum = 0, squares = 0, pairs = 0;
-    for (std::int64_t j = 0; j < keys && pairs < kPivotScores; ++j) {
-      if (row[j] == -kInfinity) continue;
-      sum += row[j];
-      squares += double{row[j]} * row[j];
-      pairs += 1;
+    for (std::int64_t r = first; r < end; ++r) {
+      const float* row = tile.scores + r * tile.stride;
+      double of_row = 0;
+      for (std::int64_t j = 0; j < tile.keys && of_row < kPivotScores; ++j) {
+        if (row[j] == -kInfinity) continue;
+        sum += row[j];
+        squares += double{row[j]} * row[j];
+        of_row += 1;
+      }
+      pairs += of_row;
     }
     if (pairs == 0 || !std::isfinite(sum)) return;
     const double mean = sum / pairs;
