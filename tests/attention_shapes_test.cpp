@@ -157,22 +157,32 @@ TEST_P(AttentionShapes, Dropout) {
   }
 }
 
-// The share that is kept, and that another seed drops others.
+// The share that is kept, and that another seed, and a pair elsewhere, are independent of it: those
+// that share a draw among them.
 TEST(AttentionDropout, KeepsTheRightShare) {
+  struct Other {
+    std::uint64_t seed;
+    std::int64_t b, h, i, j;
+  };
+  const Other others[] = {{2, 0, 0, 0, 0},  {1, 1, 0, 0, 0},  {1, 0, 1, 0, 0},  {1, 0, 0, 1, 0},
+                          {1, 0, 0, 8, 0},  {1, 0, 0, 16, 0}, {1, 0, 0, 0, 1},  {1, 0, 0, 0, 8},
+                          {1, 0, 0, 0, 16}, {1, 0, 0, 8, 8},  {1, 0, 0, 8, 24}, {1, 0, 0, 0, 32}};
   ReferenceProblem p;
   p.dropout = 0.25;
-  int kept = 0, same = 0;
-  for (std::int64_t i = 0; i < 100; ++i) {
-    for (std::int64_t j = 0; j < 100; ++j) {
-      p.seed = 1;
-      const bool first = kept_by_dropout(p, 0, 0, i, j);
-      p.seed = 2;
-      kept += first ? 1 : 0;
-      same += first == kept_by_dropout(p, 0, 0, i, j) ? 1 : 0;
+  for (const Other& other : others) {
+    int kept = 0, same = 0;
+    for (std::int64_t i = 0; i < 100; ++i) {
+      for (std::int64_t j = 0; j < 100; ++j) {
+        p.seed = 1;
+        const bool first = kept_by_dropout(p, 0, 0, i, j);
+        p.seed = other.seed;
+        kept += first ? 1 : 0;
+        same += first == kept_by_dropout(p, other.b, other.h, i + other.i, j + other.j) ? 1 : 0;
+      }
     }
+    EXPECT_NEAR(kept, 7500, 4 * 43.3);
+    EXPECT_NEAR(same, 6250, 4 * 48.4) << other.i << ", " << other.j;
   }
-  EXPECT_NEAR(kept, 7500, 4 * 43.3);
-  EXPECT_NEAR(same, 6250, 4 * 48.4);
 }
 
 TEST(AttentionDefault, ScaleIsOneOverRootD) {

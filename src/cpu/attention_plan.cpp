@@ -51,14 +51,19 @@ void DiagonalBias::set_head(std::int64_t head) {
 
 void dropout_row(const AttentionProblem& problem, std::int64_t sequence, std::int64_t head,
                  std::int64_t row, std::int64_t begin, std::int64_t count, float* keep) {
-  const std::uint32_t threshold = dropout_threshold(problem.dropout);
+  const std::uint32_t threshold = pair_threshold(problem.dropout);
   const float kept = 1 / (1 - problem.dropout);
-  for (std::int64_t j = 0; j < count; j += 4) {
-    const auto words =
-        philox_words({static_cast<std::uint32_t>((begin + j) / 4), static_cast<std::uint32_t>(row),
-                      static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(sequence)},
-                     problem.seed);
-    for (int i = 0; i < 4; ++i) keep[j + i] = words[i] >= threshold ? kept : 0.0f;
+  const auto shift = static_cast<std::uint32_t>(row / 8 % 2 * 16);
+  for (std::int64_t j = 0; j < count; j += 32) {
+    float found[4][8];  // by word and draw, which is the order of keys
+    for (int draw = 0; draw < 8; ++draw) {
+      const auto words = philox_words<kPairRounds>(
+          pair_counter(sequence, head, row, begin + j + draw), problem.seed);
+      for (int word = 0; word < 4; ++word) {
+        found[word][draw] = (words[word] >> shift & 0xffff) >= threshold ? kept : 0.0f;
+      }
+    }
+    std::copy_n(found[0], std::min<std::int64_t>(32, count - j), keep + j);
   }
 }
 

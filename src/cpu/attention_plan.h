@@ -70,7 +70,7 @@ class DiagonalBias {
 };
 
 // keep[j] = 1 / (1 - rate) or 0 for keys [begin, begin + count) of pair row (b, h, i); `begin` is
-// a multiple of 4, `count` too.
+// a multiple of 32.
 void dropout_row(const AttentionProblem& problem, std::int64_t sequence, std::int64_t head,
                  std::int64_t row, std::int64_t begin, std::int64_t count, float* keep);
 

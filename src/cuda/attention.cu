@@ -127,9 +127,7 @@ PreparedJob prepare(CudaBackend& backend, const AttentionProblem& p) {
   job.sinks = pointer<const float>(p.sinks);
   if (p.dropout > 0) {
     job.has_dropout = true;
-    job.drop_below = dropout_threshold(p.dropout);
-    job.kept = 1 / (1 - p.dropout);
-    job.seed = p.seed;
+    job.dropout = PairDropout(p.dropout, p.seed);
   }
   return prepared;
 }

@@ -31,8 +31,9 @@ struct RowParams {
   std::uint32_t* tainted;
   int heads, head_size, q_rows, padded_rows;
   int left, right;
-  bool masked;  // some pairs are hidden, and must not feel what is not finite
-  float scale;
+  bool masked;     // some pairs are hidden, and must not feel what is not finite
+  float scale;     // of dQ
+  float per_kept;  // of r: what dropout multiplies by is left to the end
 
   __device__ Sm90Sequence sequence(int index) const {
     Sm90Sequence found = all_alike;
@@ -89,7 +90,7 @@ __global__ void row_terms_kernel(const RowParams p) {
   for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
   if (part != 0 || row >= p.padded_rows) return;
   RowTerms terms{kInfinity, 0};
-  if (lse != -kInfinity) terms = {lse * kLog2e, sum - (p.dlse ? p.dlse[i] : 0.f)};
+  if (lse != -kInfinity) terms = {lse * kLog2e, (sum - (p.dlse ? p.dlse[i] : 0.f)) * p.per_kept};
   if (p.tops) {
     const bool sees = lse != -kInfinity;
     const float top = sees ? p.row_top[i] : 0.f;
@@ -210,7 +211,8 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   rows.right = window_side(f.right);
   rows.masked = f.left >= 0 || f.right >= 0 || f.sequences || f.all_alike.k_visible < f.k_rows ||
                 f.all_alike.q_seeing < f.q_rows || S::SaidInTiles;
-  rows.scale = f.scale;
+  rows.scale = f.scale * f.pairs.dropout.kept;
+  rows.per_kept = 1 / f.pairs.dropout.kept;
   if (space.pairs * space.padded_rows > 0)
     row_terms_kernel<T>
         <<<dim3(unsigned(space.padded_rows / 32), unsigned(space.pairs)), 256, 0, stream>>>(rows);
@@ -265,6 +267,7 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   p.in_turns = twice ? 2 * under_way : under_way;
   p.scale = f.scale;
   p.softcap = f.softcap;
+  p.kept = f.pairs.dropout.kept;
   p.of_pairs = f.pairs;
   if constexpr (S::SaidInTiles)
     p.said = make_tensor_map({f.pairs.data, f.pairs.batches, f.pairs.heads, f.q_rows, f.k_rows,
@@ -303,6 +306,7 @@ const std::uint32_t* launch_for(const Sm90Backward& call, cudaStream_t stream) {
   if (f.pairs.said == Said::bias)
     return launch<Shape<T, 128, 64, 128, 2, 1, Said::bias>>(call, stream);
   if (f.pairs.said == Said::mask) return launch_sizes<T, 1, Said::mask, false>(call, stream);
+  if (f.pairs.said == Said::dropout) return launch_sizes<T, 2, Said::dropout, false>(call, stream);
   return launch_sizes<T, 2, Said::nothing, false>(call, stream);
 }
 
@@ -311,7 +315,6 @@ const std::uint32_t* launch_for(const Sm90Backward& call, cudaStream_t stream) {
 const char* why_not_sm90_backward(const Sm90Backward& call) {
   const Sm90Forward& f = call.forward;
   if (const char* why = why_not_sm90_forward(f)) return why;
-  if (f.pairs.said == Said::dropout) return "there is dropout";
   if (f.softcap > 0 && f.head_size > 128) return "softcap with a head size above 128";
   if (f.sequence_count * f.heads > 65535) return "too many heads";
   const auto mapped = [&](const void* data, const Sm90Strides& s) {

@@ -105,10 +105,19 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         std::uint32_t weights[S::Rows / 16][4];
         exponentiate<S>(s, shared.terms[q_turn.stage], shared.tops[q_turn.stage], scale);
         pack_operands<T>(weights, s);
+        [[maybe_unused]] std::uint32_t whole[S::Rows / 16][4];  // weights before dropout
+        if constexpr (S::Drops) {
+          pack_operands<T>(whole, s);
+          drop_weights<S>(p, work, head, key0 + warp_key, row0, weights);
+        }
         issue_gradient<S>(dv, weights, dout_rows);
         wgmma_wait<1>(dp);
-        if constexpr (S::RoundsWeights) unpack_operands<T>(s, weights);
-        differentiate<S>(dp, s, shared.terms[q_turn.stage], 1 / scale);
+        if constexpr (S::Drops) {
+          differentiate_dropped<S>(dp, whole, weights, shared.terms[q_turn.stage]);
+        } else {
+          if constexpr (S::RoundsWeights) unpack_operands<T>(s, weights);
+          differentiate<S>(dp, s, shared.terms[q_turn.stage], 1 / scale);
+        }
         std::uint32_t ds[S::Rows / 16][4];
         pack_operands<T>(ds, dp);
         // Two buffers: the other warpgroup may still read the one of the step before.
@@ -160,8 +169,8 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       touch(dv);
       shared.kv_ring.empty[0].arrive_as_warp();
     }
-    store_gradient<S>(work, p.dk, p.dk_strides, p.head_size, dk, warp_key, p.scale);
-    store_gradient<S>(work, p.dv, p.dv_strides, p.head_size, dv, warp_key, 1.f);
+    store_gradient<S>(work, p.dk, p.dk_strides, p.head_size, dk, warp_key, p.scale * p.kept);
+    store_gradient<S>(work, p.dv, p.dv_strides, p.head_size, dv, warp_key, p.kept);
     __syncwarp();
     reader.release_as_warp();
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention_backward_sm90_work.cuh"
+#include "cuda/pair_dropout.cuh"
 #include "cuda/tile/softmax.cuh"
 #include "cuda/tile/wgmma.cuh"
 
@@ -74,6 +75,32 @@ __device__ void add_by_distance(const Params& p, const Work& work, int head, int
 #pragma unroll
   for (int i = 0; i < S::Rows / 2; ++i)
     s[i] = fmaf(s[i], p.scale, middle[min(max(first + step(i), -of.reach), of.reach)]);
+}
+
+// Zeros in the place of weights that dropout drops: bits of words, two neighbouring rows of a key
+// in each. `key` is the warp's first, `row` the step's.
+template <class S>
+__device__ void drop_weights(const Params& p, const Work& work, int head, int key, int row,
+                             std::uint32_t (&weights)[S::Rows / 16][4]) {
+  const PairDropout& dropout = p.of_pairs.dropout;
+  const bool second = key / 16 % 2 != 0;  // half of the 32 keys that share draws
+  const int j = key + lane_now() / 4;
+#pragma unroll
+  for (int n = 0; n < S::Rows / 16; ++n) {
+    const int i = row + 16 * n + 2 * (lane_now() % 4);
+    const uint4 a = dropout.draw(work.index, head, i, j);
+    const uint4 b = dropout.draw(work.index, head, i + 1, j);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // key j + 8 r, rows 16 n + ... and 16 n + 8 + ...
+      const auto of = [&](const uint4& words) {
+        const std::uint32_t one = r == 0 ? words.x : words.y, other = r == 0 ? words.z : words.w;
+        return dropout.compare(second ? other : one);
+      };
+      const std::uint32_t x = of(a), y = of(b);
+      weights[n][r] &= kept_halves<0>(x, y);
+      weights[n][2 + r] &= kept_halves<1>(x, y);
+    }
+  }
 }
 
 // dS times the derivative of the softcap, 1 - tanh^2: tanh is found again from the weight, in which

@@ -92,6 +92,29 @@ __device__ void differentiate(float (&dp)[S::Rows / 2], const float (&weights)[S
   }
 }
 
+// The same under dropout, less the factor of what is kept: P dropped times dP, less P times r.
+template <class S>
+__device__ void differentiate_dropped(float (&dp)[S::Rows / 2],
+                                      const std::uint32_t (&weights)[S::Rows / 16][4],
+                                      const std::uint32_t (&dropped)[S::Rows / 16][4],
+                                      const RowTerms* terms) {
+  using T = typename S::T;
+  const float4* const of_lane = terms_of_lane(terms);
+#pragma unroll
+  for (int n = 0; n < S::Rows / 8; ++n) {
+    const float4 two = of_lane[4 * n];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float whole[2], kept[2];
+      unpack<T>(weights[n / 2][n % 2 * 2 + r], whole[0], whole[1]);
+      unpack<T>(dropped[n / 2][n % 2 * 2 + r], kept[0], kept[1]);
+      float* const x = dp + 4 * n + 2 * r;
+      x[0] = fmaf(kept[0], x[0], -two.y * whole[0]);
+      x[1] = fmaf(kept[1], x[1], -two.w * whole[1]);
+    }
+  }
+}
+
 // dK or dV of the 16 keys of a warp, from `warp_key` on.
 template <class S>
 __device__ void store_gradient(const Work& work, void* data, const Sm90Strides& strides,

@@ -26,6 +26,7 @@ struct Shape {
   // A bias or mask comes as tiles, with the rows they belong to; 64 keys of each in a slab.
   static constexpr Said Pairs = OfPairs;
   static constexpr bool Softcap = Capped, Biased = Pairs == Said::bias;
+  static constexpr bool Drops = Pairs == Said::dropout;
   static constexpr bool SaidInTiles = Biased || Pairs == Said::mask;
   static constexpr int SaidBytes = SaidInTiles ? (Biased ? 2 : 1) * Rows * Keys : 8;
   static constexpr int BytesOfSaidSlab = SaidBytes / (Keys / kSlab);
@@ -68,6 +69,7 @@ struct Params {
   bool deterministic, backward_in_keys;  // the order of Works of a head, and of shares of dQ
   float scale;                           // of scores
   float softcap;
+  float kept;  // what dropout multiplies weights by that it keeps
   Sm90Pairs of_pairs;
 };
 

@@ -50,6 +50,8 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
 
   float o[S::D / 2], s[S::Keys / 2];
   std::uint32_t weights[S::Keys / 16][4];
+  constexpr bool Drops = S::Pairs == Said::dropout;
+  [[maybe_unused]] std::uint32_t kept[Drops ? S::Keys / 16 : 1][4];
 
   const auto issue_scores = [&](int stage) {
     const TileDescriptor q(shared.q[q_turn.stage] + 64 * consumer * kSlab, 0),
@@ -147,13 +149,14 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         else
           hide(s, keys, tile * S::Keys, -kInfinity);
       }
-      if constexpr (S::Pairs == Said::dropout) {
-        const PairBits kept = draw_kept<S>(p, work, warp, tile);
-        const bool moved = softmax.step(s, p.scale, factor, watch);
-        drop_weights<S>(kept, s);
-        return moved;
-      } else {
-        return softmax.step(s, p.scale, factor, watch);
+      return softmax.step(s, p.scale, factor, watch);
+    };
+    // The weights as they are multiplied with values.
+    const auto pack = [&] {
+      pack_operands<T>(weights, s);
+      if constexpr (Drops) {
+#pragma unroll
+        for (int i = 0; i < S::Keys / 4; ++i) weights[i / 4][i % 4] &= kept[i / 4][i % 4];
       }
     };
 
@@ -174,6 +177,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         softmax = {};
         watch = {};
       }
+      if constexpr (Drops) draw_kept<S>(p, next_work, warp, next_tile, kept);
       wgmma_wait<1>(s);
       const bool rescale = weigh(next_work, next_part, next_tile, next.stage);
       wgmma_wait<0>(o);
@@ -194,7 +198,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
           for (int i = 0; i < S::D / 2; ++i) o[i] *= factor[i / 2 % 2];
         }
       }
-      pack_operands<T>(weights, s);
+      pack();
     };
 
     clear_output();
@@ -207,9 +211,10 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       if constexpr (S::QStages == 2) turnstile.enter();
       issue_scores(turn.stage);
       if constexpr (S::QStages == 2) turnstile.pass();
+      if constexpr (Drops) draw_kept<S>(p, *work, warp, tile, kept);
       wgmma_wait<0>(s);
       weigh(*work, part, tile, turn.stage);
-      pack_operands<T>(weights, s);
+      pack();
 
       for (;;) {
         for (; tile > part.seen.begin; --tile)

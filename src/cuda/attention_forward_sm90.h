@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "cuda/pair_dropout.cuh"
 #include "qkv/dtype.h"
 
 namespace qkv::cuda {
@@ -70,10 +71,7 @@ struct Sm90Pairs {
   std::int64_t slopes_batch = 0, slopes_head = 0;
   const float* diagonal = nullptr;
   int reach = 0;
-  // Dropout: a pair whose word is below is dropped, others are multiplied by `kept`.
-  std::uint32_t drop_below = 0;
-  float kept = 1;
-  std::uint64_t seed = 0;
+  PairDropout dropout{};
 };
 
 struct Sm90Forward {

@@ -197,21 +197,28 @@ __device__ void say_of_pairs(const Params& p, const Shared<S>& shared, const Wor
     add_by_distance<S>(p, work, warp, tile, s);
 }
 
-// Of each row a bit for every weight that is kept.
+// What dropout keeps of a tile's weights, as they are packed for the product with values, two
+// neighbouring keys of a row in a word: all or no bits of each. As conditions, the compiler would
+// no longer let products run beside them.
 template <class S>
-__device__ PairBits draw_kept(const Params& p, const Work& work, int warp, int tile) {
-  const PairBlock<false, S::Keys> pairs{work.index, work.head, work.row0 + 16 * warp,
-                                        tile * S::Keys};
-  return pairs.kept(p.of_pairs);
-}
-// Zeros in the place of the others. By bits: written as a condition, the compiler no longer lets
-// products run beside it.
-template <class S>
-__device__ void drop_weights(const PairBits& kept, float (&s)[S::Keys / 2]) {
+__device__ void draw_kept(const Params& p, const Work& work, int warp, int tile,
+                          std::uint32_t (&kept)[S::Keys / 16][4]) {
+  const PairDropout& dropout = p.of_pairs.dropout;
+  const int i = work.row0 + 16 * warp + lane_now() / 4;
 #pragma unroll
-  for (int i = 0; i < S::Keys / 2; ++i) {
-    const std::uint32_t all_or_none = 0 - (kept.of[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1u);
-    s[i] = __uint_as_float(__float_as_uint(s[i]) & all_or_none);
+  for (int group = 0; group < S::Keys / 32; ++group) {
+    const int j = tile * S::Keys + 32 * group + 2 * (lane_now() % 4);
+    const uint4 first = dropout.draw(work.index, work.head, i, j);
+    const uint4 second = dropout.draw(work.index, work.head, i, j + 1);
+    const std::uint32_t words[4][2] = {
+        {first.x, second.x}, {first.y, second.y}, {first.z, second.z}, {first.w, second.w}};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {  // keys 8 n + ...
+      const std::uint32_t a = dropout.compare(words[n][0]), b = dropout.compare(words[n][1]);
+      std::uint32_t* const of_rows = &kept[2 * group + n / 2][n % 2 * 2];
+      of_rows[0] = kept_halves<0>(a, b);
+      of_rows[1] = kept_halves<1>(a, b);
+    }
   }
 }
 

@@ -91,7 +91,7 @@ __device__ void finish_rows(const Params& p, const Work& work, int warp, OnlineS
     const int at = row + 8 * r;
     bool sees = at < work.seeing && softmax.sum[r] != 0;
     factor[r] = softmax.sum[r] == 0 ? 0 : __fdividef(1, softmax.sum[r]);
-    if constexpr (S::Pairs == Said::dropout) factor[r] *= p.of_pairs.kept;
+    if constexpr (S::Pairs == Said::dropout) factor[r] *= p.of_pairs.dropout.kept;
     if (p.sinks) {
       const KeyRange seen = work.sight.of(work.row0 + at);
       const float sink = p.sinks[work.head];

@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "core/check.h"
-#include "core/philox.h"
 #include "cuda/attention_backward_sm90.h"
 #include "cuda/attention_decode.h"
 #include "cuda/attention_forward_sm90.h"
@@ -80,9 +79,7 @@ Sm90Pairs pairs_of(const AttentionProblem& p) {
   }
   if (p.dropout > 0) {
     pairs.said = Said::dropout;
-    pairs.drop_below = dropout_threshold(p.dropout);
-    pairs.kept = 1 / (1 - p.dropout);
-    pairs.seed = p.seed;
+    pairs.dropout = PairDropout(p.dropout, p.seed);
   }
   return pairs;
 }

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/elements.cuh"
-#include "cuda/philox.cuh"
+#include "cuda/pair_dropout.cuh"
 
 namespace qkv::cuda {
 
@@ -54,9 +54,7 @@ struct AttentionJob {
   const std::uint32_t* only_if = nullptr;  // kernels of backward do nothing while this is 0
 
   bool has_dropout = false;
-  std::uint32_t drop_below = 0;  // a pair whose word is below is dropped
-  float kept = 1;                // what the others are multiplied by
-  std::uint64_t seed = 0;
+  PairDropout dropout{};
 
   __device__ bool has_global() const { return global_positions != nullptr || global_first > 0; }
   __device__ std::int64_t lse_row(const Sequence& s, int head, std::int64_t i) const {
@@ -133,17 +131,16 @@ __device__ inline Score score_of(const AttentionJob& job, const Sequence& s, int
   return score;
 }
 
-// Of four neighbouring keys, from a multiple of 4 on: what each weight is multiplied by.
+// Of neighbouring keys from j on: what each weight is multiplied by.
+template <int kCount>
 __device__ inline void dropout_of(const AttentionJob& job, int sequence, int head, std::int64_t i,
-                                  std::int64_t j, float (&keep)[4]) {
-  const uint4 words =
-      philox(make_uint4(static_cast<std::uint32_t>(j / 4), static_cast<std::uint32_t>(i),
-                        static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(sequence)),
-             job.seed);
-  keep[0] = words.x >= job.drop_below ? job.kept : 0.0f;
-  keep[1] = words.y >= job.drop_below ? job.kept : 0.0f;
-  keep[2] = words.z >= job.drop_below ? job.kept : 0.0f;
-  keep[3] = words.w >= job.drop_below ? job.kept : 0.0f;
+                                  std::int64_t j, float (&keep)[kCount]) {
+#pragma unroll
+  for (int c = 0; c < kCount; ++c) {
+    const bool is_kept =
+        job.dropout.keeps(sequence, head, static_cast<int>(i), static_cast<int>(j) + c);
+    keep[c] = is_kept ? job.dropout.kept : 0.0f;
+  }
 }
 
 // Keys that rows [first, last] can see, and rows that can see keys [first, last]: everything

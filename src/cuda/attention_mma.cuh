@@ -92,9 +92,9 @@ __device__ inline Sight sight_of(const AttentionJob& job, const Sequence& s) {
           min(s.k_rows, s.k_visible)};
 }
 
-// Tiles of keys begin at multiples of this: four neighbours share a random number, and what is
-// said of 16 pairs may come in one vector.
-inline constexpr int kKeysAligned = 16;
+// Tiles begin at multiples of these, since pairs of 16 queries and 32 keys share random numbers;
+// and what is said of 16 neighbouring keys may come in one vector.
+inline constexpr int kKeysAligned = 32, kQueriesAligned = 16;
 
 __device__ inline bool meet(const KeyRange& a, int begin, int end) {
   return a.begin < end && a.end > begin && a.begin < a.end;

@@ -134,7 +134,10 @@ __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan
   };
   const int warp = warp_number(), mine = first + kWarpRows * warp;
   KeyRange range = some(first, first + kRows);
-  if (kPairOptions<T> && !kOfKeys) range.begin = range.begin / kKeysAligned * kKeysAligned;
+  if (kPairOptions<T>) {
+    constexpr int kAligned = kOfKeys ? kQueriesAligned : kKeysAligned;
+    range.begin = range.begin / kAligned * kAligned;
+  }
   const KeyRange all_see = all(first, first + kRows);
   const KeyRange warp_some = some(mine, mine + kWarpRows), warp_all = all(mine, mine + kWarpRows);
   const int tiles = max(0, (range.end - range.begin + kColumns - 1) / kColumns);
@@ -274,7 +277,7 @@ __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan
                            job.head_size);
     }
     if constexpr (kOfValues) {
-      store_sums<T, kSize>(sums2[r / 2], r % 2, kPairOptions<T> ? job.kept : 1.0f,
+      store_sums<T, kSize>(sums2[r / 2], r % 2, kPairOptions<T> ? job.dropout.kept : 1.0f,
                            x.tensors.dv.at<T>(batch, own_head, place), job.value_size);
     }
   }

@@ -112,7 +112,7 @@ struct QueryBlock {
 #pragma unroll
       for (int i = 0; i < kSize / 2; ++i) sums[i] *= factor[i / 2 % 2];
     }
-    if (kPairOptions<T> && job.has_dropout) Pairs::keep_only(x, pairs.kept(job), 0.0f);
+    if (kPairOptions<T> && job.has_dropout) Pairs::keep_only(x, pairs.kept(job.dropout), 0.0f);
   }
 
   // Outputs, lse and what scores have told of queries first .. first + 15.
@@ -128,7 +128,7 @@ struct QueryBlock {
       const bool has_seen = quad_or(seen[r]) != 0;
       if (i >= s.q_rows) continue;
       const float total = softmax.sum[r], keys_lse = lse[r];
-      float share = kPairOptions<T> ? job.kept / total : 1 / total;
+      float share = kPairOptions<T> ? job.dropout.kept / total : 1 / total;
       if (total == 0) {  // it sees nothing, or only scores of -inf
         share = 0;
 #pragma unroll

@@ -34,9 +34,9 @@ struct PairGradient {
     if constexpr (kPairOptions<T>) pairs.apply_mask(job, s, bits);
   }
 
-  // From q . k and dout . v to the weights that multiply dout (not yet by job.kept), and to ds: of
-  // the products before a softcap (`through_softcap`), or of what is added after it. terms_of(term,
-  // i, to) tells a term of columns 8 i + 2 (lane % 4) and the next, for both rows.
+  // From q . k and dout . v to the weights that multiply dout (not yet by dropout.kept), and to ds:
+  // of the products before a softcap (`through_softcap`), or of what is added after it.
+  // terms_of(term, i, to) tells a term of columns 8 i + 2 (lane % 4) and the next, for both rows.
   template <class TermsOf>
   __device__ __forceinline__ void make(float (&p)[kColumns / 2], float (&ds)[kColumns / 2],
                                        TermsOf terms_of, bool through_softcap) {
@@ -44,9 +44,9 @@ struct PairGradient {
     const bool changes = kPairOptions<T> && changes_scores(job);
     PairBits kept{};
     if (drops) {
-      kept = pairs.kept(job);
+      kept = pairs.kept(job.dropout);
       Pairs::each(ds, [&](float& dp, int r, int n) {
-        dp = (kept.of[r] >> n & 1) != 0 ? job.kept * dp : 0.0f;
+        dp = (kept.of[r] >> n & 1) != 0 ? job.dropout.kept * dp : 0.0f;
       });
     }
 #pragma unroll

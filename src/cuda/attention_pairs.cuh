@@ -212,42 +212,28 @@ struct PairBlock {
     });
   }
 
-  // Which pairs dropout keeps. Four neighbouring keys share a random number: each lane makes a
-  // quarter of them (of keys: rows) or half (columns), and tells its neighbours. Both rows in one
-  // step: the first two rounds multiply what belongs to the query or to the key alone, once for all
-  // who share it.
-  template <class Dropout>  // whatever has `seed` and `drop_below`
-  __device__ __forceinline__ PairBits kept(const Dropout& dropout) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32, t = lane % 4;
-    const auto draw = [&](int i, int j) {
-      const uint4 words =
-          philox(make_uint4(static_cast<std::uint32_t>(j / 4), static_cast<std::uint32_t>(i),
-                            static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(sequence)),
-                 dropout.seed);
-      const std::uint32_t below = dropout.drop_below;
-      return (words.x >= below ? 1u : 0u) | (words.y >= below ? 2u : 0u) |
-             (words.z >= below ? 4u : 0u) | (words.w >= below ? 8u : 0u);
-    };
+  // Which pairs dropout keeps. `row` is a multiple of 16; `column` of 32 for keys, 16 for queries.
+  __device__ __forceinline__ PairBits kept(const PairDropout& dropout) const {
+    // Of a draw: what it says of two of the lane's queries and of keys 8 apart.
+    constexpr int kQueries = 2, kKeys = kOfKeys ? 2 : 4,
+                  kColumnsOfDraw = kOfKeys ? kQueries : kKeys;
     PairBits bits{};
 #pragma unroll 1
-    for (int n = 0; n < kEach; n += 4) {
+    for (int n = 0; n < kEach; n += 2 * kColumnsOfDraw) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if constexpr (kOfKeys) {
-          // Lanes 4 g + t with the same t and the same g / 4 share their keys' numbers.
-          const int g = lane / 4;
-          const std::uint32_t four = draw(query(r, n + g % 4), key(r, 0));
+      for (int e = 0; e < 2; ++e) {
+        const uint4 words = dropout.draw(sequence, head, query(0, n + e), key(0, n + e));
+        const bool second = kOfKeys && row / 16 % 2 != 0;  // half of 32 keys
+        const std::uint32_t found[4] = {second ? words.z : words.x, second ? words.w : words.y,
+                                        words.z, words.w};
 #pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            const std::uint32_t from = __shfl_sync(0xffffffff, four, (g / 4 * 4 + c) * 4 + t);
-            bits.of[r] |= (from >> (g % 4) & 1) << (n + c);
+        for (int k = 0; k < kKeys; ++k) {
+          const std::uint32_t compared = dropout.compare(found[k]);
+#pragma unroll
+          for (int q = 0; q < kQueries; ++q) {
+            const int r = kOfKeys ? k : q, column_of_draw = kOfKeys ? q : k;
+            bits.of[r] |= (compared >> (15 + 16 * q) & 1) << (n + 2 * column_of_draw + e);
           }
-        } else {
-          // Lanes t and t ^ 1 do.
-          const std::uint32_t mine = draw(query(r, 0), key(r, n + 2 * (t % 2)) - 2 * (t % 2));
-          const std::uint32_t other = __shfl_xor_sync(0xffffffff, mine, 1);
-          const std::uint32_t low = t % 2 == 0 ? mine : other, high = t % 2 == 0 ? other : mine;
-          bits.of[r] |= (low >> (2 * (t % 2)) & 3) << n | (high >> (2 * (t % 2)) & 3) << (n + 2);
         }
       }
     }

@@ -65,9 +65,17 @@ __device__ PairBits bits_of(const AttentionJob& job, const Sequence& s, const Sh
   if (job.has_dropout) {
     bits.kept = 0;
 #pragma unroll 1
-    for (int n = 0; n < 4 * kTiles; n += 2) {
-      const float2 keep = kept_two(job, group, i, key_of_bit(n));
-      bits.kept |= (keep.x != 0 ? 1u << n : 0u) | (keep.y != 0 ? 2u << n : 0u);
+    for (int n = 0; n < 4 * kTiles; n += 8) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const uint4 words = job.dropout.draw(group.sequence, group.head, i, key_of_bit(n) + e);
+        const std::uint32_t found[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+          const std::uint32_t compared = job.dropout.compare(found[m]);
+          bits.kept |= (compared >> (i / 8 % 2 * 16 + 15) & 1) << (n + 2 * m + e);
+        }
+      }
     }
   }
   return bits;
@@ -106,7 +114,7 @@ __device__ float weights_of(const AttentionJob& job, std::uint32_t kept, int hal
     const float distance = x - top, weight = seen ? __expf(distance) : 0.0f;
     if constexpr (kTells) sums.add(distance, weight, seen);
     total += weight;
-    x = (kept >> n & 1) != 0 ? weight * job.kept : 0.0f;
+    x = (kept >> n & 1) != 0 ? weight * job.dropout.kept : 0.0f;
   }
   return total;
 }

@@ -155,21 +155,33 @@ struct ShortGroup {
   __device__ int threads() const { return warps * 32; }
 };
 
-// What the weights of pairs (i, j) and (i, j + 1), j even, are multiplied by: 0 where they are
-// dropped.
-__device__ inline float2 kept_two(const AttentionJob& job, const ShortGroup& group, int i, int j) {
-  if (!job.has_dropout) return {1, 1};
-  const uint4 counter =
-      make_uint4(static_cast<unsigned>(j / 4), static_cast<unsigned>(i),
-                 static_cast<unsigned>(group.head), static_cast<unsigned>(group.sequence));
-  const bool high = j % 4 != 0;
-  const uint4 words = philox(counter, job.seed);
-  return {(high ? words.z : words.x) >= job.drop_below ? job.kept : 0.0f,
-          (high ? words.w : words.y) >= job.drop_below ? job.kept : 0.0f};
+// Of the lane's 16 x 16 pairs from query `first` and key `key` on: what the weight of element
+// [h][e] is multiplied by, 0 where it is dropped.
+__device__ inline void kept_pairs(const AttentionJob& job, const ShortGroup& group, int first,
+                                  int key, Pairs& keep) {
+  if (!job.has_dropout) {
+    for (auto& half : keep) {
+      for (float& x : half) x = 1;
+    }
+    return;
+  }
+  const bool second = key / 16 % 2 != 0;  // of 32 keys that share draws
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const uint4 words =
+        job.dropout.draw(group.sequence, group.head, first + pair_row(0), key + pair_column(0, e));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const std::uint32_t compared =
+          job.dropout.compare(h == 0 ? (second ? words.z : words.x) : (second ? words.w : words.y));
+      keep[h][e] = (compared & 0x8000) != 0 ? job.dropout.kept : 0.0f;
+      keep[h][2 + e] = (compared & 0x80000000) != 0 ? job.dropout.kept : 0.0f;
+    }
+  }
 }
 __device__ inline float kept(const AttentionJob& job, const ShortGroup& group, int i, int j) {
-  const float2 two = kept_two(job, group, i, j / 2 * 2);
-  return j % 2 == 0 ? two.x : two.y;
+  if (!job.has_dropout) return 1;
+  return job.dropout.keeps(group.sequence, group.head, i, j) ? job.dropout.kept : 0.0f;
 }
 
 // Which keys query i sees: an interval, unless there is a mask of pairs or of positions.

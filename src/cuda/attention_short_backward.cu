@@ -134,16 +134,17 @@ __device__ void queries(const AttentionJob& job, const Sequence& s, const ShortG
     Pairs dots, dps;
     multiply(q, room.k, key, dots);
     multiply(dout, room.v, key, dps);
+    Pairs keep;
+    kept_pairs(job, group, first, key, keep);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const int half = n % 2, j = key + pair_column(n / 2, 0);
-      const float2 keep = kept_two(job, group, rows[half], j);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float &dot = dots[n / 2][2 * half + e], &dp = dps[n / 2][2 * half + e];
         PairGradient g;
         if (sights[half].sees(job, s, group.head, rows[half], j + e)) {
-          g = gradient_of(job, query[half], dot, dp, e == 0 ? keep.x : keep.y);
+          g = gradient_of(job, query[half], dot, dp, keep[n / 2][2 * half + e]);
         }
         dot = g.dlogit;
         dp = g.weight;

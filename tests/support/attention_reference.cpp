@@ -166,10 +166,21 @@ std::int64_t bucket_of(const ReferenceProblem& p, std::int64_t b, std::int64_t i
 
 bool kept_by_dropout(const ReferenceProblem& p, std::int64_t b, std::int64_t h, std::int64_t i,
                      std::int64_t j) {
-  const auto word = [](std::int64_t x) { return static_cast<std::uint32_t>(x); };
-  const auto words = philox({word(j / 4), word(i), word(h), word(b)}, p.seed);
-  return words[static_cast<std::size_t>(j % 4)] >=
-         static_cast<std::uint32_t>(p.dropout * 4294967296.0);
+  // Seven rounds of Philox, written down once more: word (j / 8) % 4 of it, its half (i / 8) % 2.
+  std::uint64_t c[4] = {static_cast<std::uint64_t>(j / 32 * 8 + j % 8),
+                        static_cast<std::uint64_t>(i / 16 * 8 + i % 8),
+                        static_cast<std::uint64_t>(h), static_cast<std::uint64_t>(b)};
+  std::uint64_t key[2] = {p.seed & 0xffffffff, p.seed >> 32};
+  for (int round = 0; round < 7; ++round) {
+    const std::uint64_t first = 0xD2511F53u * c[0], second = 0xCD9E8D57u * c[2];
+    const std::uint64_t next[4] = {second >> 32 ^ c[1] ^ key[0], second & 0xffffffff,
+                                   first >> 32 ^ c[3] ^ key[1], first & 0xffffffff};
+    std::copy_n(next, 4, c);
+    key[0] = (key[0] + 0x9E3779B9u) & 0xffffffff;
+    key[1] = (key[1] + 0xBB67AE85u) & 0xffffffff;
+  }
+  const std::uint64_t bits = c[j / 8 % 4] >> (i / 8 % 2 * 16) & 0xffff;
+  return bits >= static_cast<std::uint64_t>(std::lround(p.dropout * 65536));
 }
 
 std::int64_t t5_bucket(std::int64_t relative, std::int64_t buckets, bool bidirectional,
