@@ -9,6 +9,7 @@ ratio is our speed over the better peer's: above 1, ours is faster.
 
     python3 bench/peers_gpu.py --qkv build/cuda/bin/qkv
     python3 bench/peers_gpu.py --pause 30 --only fwd    # rested: what kernels do before power limits
+    python3 bench/peers_gpu.py --dtype f32 --only D64
 """
 
 import argparse
@@ -43,11 +44,11 @@ class Case:
         return f"{'bwd' if self.backward else 'fwd'} D{d} S{sk} {mask}" + (
             f" with {self.extra}" if self.extra else "")
 
-    def speed(self, ms):
+    def speed(self, ms, dtype):
         """TFLOP/s, or TB/s of keys and values where memory is what counts."""
         b, h, hk, sq, sk, d = self.shape
         if self.is_decode:
-            return 2 * b * hk * sk * d * 2 / ms * 1e-9
+            return 2 * b * hk * sk * d * (4 if dtype == "f32" else 2) / ms * 1e-9
         flops = 4 * b * h * sq * sk * d * (0.5 if self.causal else 1)
         return flops * (2.5 if self.backward else 1) / ms * 1e-9
 
@@ -110,7 +111,7 @@ class Torch:
     def time(self, case, dtype):
         torch = self.torch
         b, h, hk, sq, sk, d = case.shape
-        kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+        kind = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[dtype]
 
         def draw(heads, rows):
             return torch.randn(b, heads, rows, d, dtype=kind, device="cuda",
@@ -204,7 +205,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--qkv", default="build/cuda/bin/qkv", help="the qkv command")
-    parser.add_argument("--dtype", default="bf16", choices=["bf16", "f16"])
+    parser.add_argument("--dtype", default="bf16", choices=["bf16", "f16", "f32"])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--pause", type=float, default=0, metavar="MS",
                         help="rest before each timed run, so that power does not limit it")
@@ -227,7 +228,8 @@ def main():
         print("peers_gpu: no torch here, ours alone", file=sys.stderr)
     print(f"{'':<28}" + "".join(f"{c.name:>10}" for c in contenders) + "     ratio  kernel")
     results = []
-    extra_only = ("efficient", "flex")
+    # The only one for f32, and of 16 bits the slowest of three.
+    extra_only = ("flex",) if options.dtype == "f32" else ("efficient", "flex")
     for case in (c for c in CASES if options.only in c.name):
         times = {c.name: [] for c in contenders}
         for _ in range(options.turns):
@@ -240,7 +242,7 @@ def main():
                     if options.verbose or contender.name == "qkv":
                         print(f"{contender.name}: {case.name}: {str(error).splitlines()[0]}",
                               file=sys.stderr)
-        speeds = {name: case.speed(statistics.median(ms)) if ms else None
+        speeds = {name: case.speed(statistics.median(ms), options.dtype) if ms else None
                   for name, ms in times.items()}
         best = max((s for name, s in speeds.items() if name != "qkv" and s), default=None)
         ratio = speeds["qkv"] / best if best and speeds["qkv"] else None

@@ -207,14 +207,24 @@ void CudaBackend::attention_forward(const AttentionProblem& p, const AttentionRe
     rows.top_index = cuda::pointer<int>(wanted.top_index);
   }
   const bool by_mma = cuda::why_not_mma(p, out).empty();
-  const auto forward = by_mma ? cuda::mma_forward : cuda::general_forward;
-  forward(job, prepared.grid, p.q.dtype(), cuda::rows_of(out.out), cuda::pointer<float>(out.lse),
-          has_statistics ? &rows : nullptr, stream());
+  const cuda::Rows to = cuda::rows_of(out.out);
+  auto* const lse = cuda::pointer<float>(out.lse);
+  if (by_mma) {
+    cuda::mma_forward(job, prepared.grid, cuda::mma_elements(p), {to, lse, has_statistics, rows},
+                      stream());
+  } else {
+    cuda::general_forward(job, prepared.grid, p.q.dtype(), to, lse,
+                          has_statistics ? &rows : nullptr, stream());
+  }
   if (!has_statistics) return;
   cuda::head_statistics(job, prepared.grid, rows, wanted, stream());
   if (wanted.received.defined()) {
-    const auto receive = by_mma ? cuda::mma_received : cuda::received;
-    receive(job, prepared.grid, p.q.dtype(), rows, cuda::pointer<float>(wanted.received), stream());
+    auto* const to = cuda::pointer<float>(wanted.received);
+    if (by_mma) {
+      cuda::mma_received(job, prepared.grid, cuda::mma_elements(p), rows, to, stream());
+    } else {
+      cuda::received(job, prepared.grid, p.q.dtype(), rows, to, stream());
+    }
   }
 }
 
@@ -249,7 +259,7 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
     if (p.sinks.defined() || p.has_diagonal_bias() || p.bias.defined()) {
       // For the gradients of these, and for weights under a bias.
       const cuda::MmaBackward known{tensors, rows, arrays.next(), nullptr};
-      cuda::mma_rows(job, prepared.grid, dtype, known, stream());
+      cuda::mma_rows(job, prepared.grid, {dtype, false}, known, stream());
       if (cuda::why_not_mma(p, t).empty()) mma = known;
     }
     faster =
@@ -257,8 +267,11 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
     job.only_if = faster.served;
   } else if (cuda::why_not_mma(p, t).empty()) {
     failed = scratch<std::uint32_t>(1);
-    mma = {tensors, rows, arrays.next(), static_cast<std::uint32_t*>(failed.raw())};
-    cuda::mma_backward(job, prepared.grid, dtype, *mma, stream());
+    const cuda::MmaElements elements = cuda::mma_elements(p);
+    const bool exact = dtype == DType::f32 && !elements.tf32;
+    mma = {tensors, rows, exact ? rows.top : arrays.next(),
+           static_cast<std::uint32_t*>(failed.raw())};
+    cuda::mma_backward(job, prepared.grid, elements, *mma, stream());
     job.only_if = mma->failed;  // of the general kernels behind it
   }
   if (t.dentropy.defined()) {
@@ -286,26 +299,21 @@ AttentionKernels CudaBackend::attention_kernels(const AttentionProblem& p,
   if (options.statistics != Statistics::none) results.statistics.max_logit = p.q;
   const bool short_forward = cuda::why_not_short(p, results).empty();
   const bool short_backward = cuda::why_not_short(p, AttentionBackward()).empty();
-  // What keeps the kernels of a Hopper GPU from a call is all there is to say of f32 that must be
-  // exact.
-  const bool by_mma = p.tf32 || p.q.dtype() != DType::f32;
-  const std::string mma = p.q.dtype() == DType::f32 ? "tf32" : "mma";
+  const std::string mma = cuda::mma_elements(p).tf32 ? "tf32" : "mma";
   // Parts of a call with global positions go where calls without go.
   const auto forward = [&]() -> std::string {
     if (p.key_lengths.defined() && cuda::decodes(p, results)) return "decode";
     if (short_forward) return "short";
     if (cuda::why_not_split(p, results).empty()) return "in parts";
-    std::string reason = cuda::why_not_hopper(p, results);
-    if (reason.empty()) return cuda::hopper_kernel(p, results);
-    if (by_mma) reason = cuda::why_not_mma(p, results);
+    if (cuda::why_not_hopper(p, results).empty()) return cuda::hopper_kernel(p, results);
+    const std::string reason = cuda::why_not_mma(p, results);
     return reason.empty() ? mma : "general: " + reason;
   };
   const auto backward = [&]() -> std::string {
     if (short_backward) return "short";
     if (cuda::why_not_split(p, AttentionBackward()).empty()) return "in parts";
-    std::string reason = cuda::why_not_hopper(p, AttentionBackward());
-    if (reason.empty()) return "sm90";
-    if (by_mma) reason = cuda::why_not_mma(p, AttentionBackward());
+    if (cuda::why_not_hopper(p, AttentionBackward()).empty()) return "sm90";
+    const std::string reason = cuda::why_not_mma(p, AttentionBackward());
     return reason.empty() ? mma : "general: " + reason;
   };
   return {forward(), backward()};

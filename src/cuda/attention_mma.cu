@@ -16,22 +16,8 @@ std::string why_not_of_this_size(const AttentionProblem& p) {
   return largest_size(p) > most ? "a head size above " + std::to_string(most) : "";
 }
 
-// What is done to single pairs is done for elements of 16 bits only.
-std::string why_not_in_tf32(const AttentionProblem& p) {
-  if (!p.tf32) return "TF32 is not permitted";
-  if (p.softcap > 0) return "there is a softcap";
-  if (p.bias.defined() || p.has_diagonal_bias()) return "there is a bias";
-  if (p.dropout > 0) return "there is dropout";
-  if (p.allowed.defined()) return "there is a mask of pairs";
-  return "";
-}
-
 std::string why_not_either(const AttentionProblem& p, std::int64_t bytes_needed) {
   const DType dtype = p.q.dtype();
-  if (dtype == DType::f32) {
-    const std::string reason = why_not_in_tf32(p);
-    if (!reason.empty()) return reason;
-  }
   const std::int64_t each = 16 / static_cast<std::int64_t>(size_of(dtype));
   if (p.head_size % each != 0 || p.value_size % each != 0) {
     return "a head size that is no multiple of " + std::to_string(each);
@@ -52,12 +38,18 @@ std::string why_not_either(const AttentionProblem& p, std::int64_t bytes_needed)
 
 }  // namespace
 
+MmaElements mma_elements(const AttentionProblem& p) {
+  const bool plain = p.softcap == 0 && !p.bias.defined() && !p.has_diagonal_bias() &&
+                     p.dropout == 0 && !p.allowed.defined();
+  return {p.q.dtype(), p.q.dtype() == DType::f32 && p.tf32 && plain};
+}
+
 std::string why_not_mma(const AttentionProblem& p, const AttentionResults& results) {
   if (std::string reason = why_not_of_this_size(p); !reason.empty()) return reason;
   if (!lies_in_vectors(results.out)) return "rows do not begin at multiples of 16 bytes";
-  std::int64_t bytes = mma_forward_bytes(p.q.dtype(), largest_size(p));
+  std::int64_t bytes = mma_forward_bytes(mma_elements(p), largest_size(p));
   if (results.statistics.received.defined()) {
-    bytes = std::max(bytes, mma_received_bytes(p.q.dtype(), p.head_size));
+    bytes = std::max(bytes, mma_received_bytes(mma_elements(p), p.head_size));
   }
   return why_not_either(p, bytes);
 }
@@ -68,7 +60,7 @@ std::string why_not_mma(const AttentionProblem& p, const AttentionBackward& t) {
   for (const Tensor* x : {&t.dout, &t.out, &t.dq, &t.dk, &t.dv}) {
     if (!lies_in_vectors(*x)) return "rows do not begin at multiples of 16 bytes";
   }
-  return why_not_either(p, mma_backward_bytes(p.q.dtype(), largest_size(p)));
+  return why_not_either(p, mma_backward_bytes(mma_elements(p), largest_size(p)));
 }
 
 }  // namespace qkv::cuda

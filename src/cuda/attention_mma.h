@@ -1,6 +1,6 @@
-// Attention by the matrix instructions that every GPU since Ampere has: of bf16 and f16 with all
-// that the contract does to pairs, and of f32 for calls that permit what is multiplied to be
-// rounded to TF32.
+// Attention by the matrix instructions that every GPU since Ampere has, with all that the contract
+// does to pairs: of bf16, f16, and f32 as three products of its halves; and of f32 for calls that
+// permit what is multiplied to be rounded to TF32, without any of it.
 #pragma once
 
 #include <string>
@@ -14,29 +14,46 @@ namespace qkv::cuda {
 std::string why_not_mma(const AttentionProblem& problem, const AttentionResults& results);
 std::string why_not_mma(const AttentionProblem& problem, const AttentionBackward& tensors);
 
-// `rows`, if not null, gets what scores tell of rows, as general_forward leaves it.
-void mma_forward(const AttentionJob& job, const AttentionGrid& grid, DType dtype, const Rows& out,
-                 float* lse, const RowStatistics* rows, cudaStream_t stream);
+// What is multiplied. f32 is rounded to TF32 only where a call permits it and has nothing else.
+struct MmaElements {
+  DType dtype;
+  bool tf32;
+};
+MmaElements mma_elements(const AttentionProblem& problem);
+
+struct MmaForward {
+  Rows out;
+  float* lse;
+  bool watched;
+  RowStatistics rows;  // if scores are watched: what they tell, as general_forward leaves it
+};
+void mma_forward(const AttentionJob& job, const AttentionGrid& grid, MmaElements elements,
+                 const MmaForward& to, cudaStream_t stream);
+// The part of it that is for floats which are not rounded.
+void exact_mma_forward(const AttentionJob& job, const AttentionGrid& grid, const MmaForward& to,
+                       cudaStream_t stream);
 // What each key receives, as `received`, of such rows.
-void mma_received(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
+void mma_received(const AttentionJob& job, const AttentionGrid& grid, MmaElements elements,
                   const RowStatistics& rows, float* to, cudaStream_t stream);
 
 struct MmaBackward {
   BackwardTensors tensors;
   BackwardRows rows;  // written: what gradients of sinks need, too
-  float* shift;       // like lse, for the time of the call
+  float* shift;       // like lse, for the time of the call; of exact floats rows.top
   // Written: not 0 when inputs hold what products cannot be trusted with. The gradients are worth
   // nothing then, and the general kernels have to make them.
   std::uint32_t* failed;
 };
 // What is known of rows, `x.rows` alone: the first step of mma_backward.
-void mma_rows(const AttentionJob& job, const AttentionGrid& grid, DType dtype, const MmaBackward& x,
-              cudaStream_t stream);
-void mma_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
+void mma_rows(const AttentionJob& job, const AttentionGrid& grid, MmaElements elements,
+              const MmaBackward& x, cudaStream_t stream);
+void mma_backward(const AttentionJob& job, const AttentionGrid& grid, MmaElements elements,
                   const MmaBackward& x, cudaStream_t stream);
+void exact_mma_backward(const AttentionJob& job, const AttentionGrid& grid, const MmaBackward& x,
+                        cudaStream_t stream);
 
 // Gradients of a bias tensor with all its rows and keys, and of a table or slopes: sums by bucket
-// of 64 queries each, [sequence][head][tile][bucket]. Of 16 bits only, after mma_backward.
+// of 64 queries each, [sequence][head][tile][bucket]. After mma_backward.
 inline constexpr int kMostMmaBuckets = 64;
 void mma_bias_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
                        const MmaBackward& x, const BiasResult& to, cudaStream_t stream);
@@ -44,8 +61,8 @@ void mma_diagonal_backward(const AttentionJob& job, const AttentionGrid& grid, D
                            const MmaBackward& x, int buckets, float* partial, cudaStream_t stream);
 
 // Shared memory of a block, for heads of this size.
-std::int64_t mma_forward_bytes(DType dtype, std::int64_t size);
-std::int64_t mma_received_bytes(DType dtype, std::int64_t size);
-std::int64_t mma_backward_bytes(DType dtype, std::int64_t size);
+std::int64_t mma_forward_bytes(MmaElements elements, std::int64_t size);
+std::int64_t mma_received_bytes(MmaElements elements, std::int64_t size);
+std::int64_t mma_backward_bytes(MmaElements elements, std::int64_t size);
 
 }  // namespace qkv::cuda

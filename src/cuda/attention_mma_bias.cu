@@ -1,6 +1,6 @@
-// Gradients of biases by matrix instructions, for elements of 16 bits: ds of a tile of 64 x 64
-// pairs is made again from q . k and dout . v. Nothing is multiplied by it, so what is hidden is
-// not felt. Blocks own what they write, so sums have one order.
+// Gradients of biases by matrix instructions: ds of a tile of 64 x 64 pairs is made again from q .
+// k and dout . v. Nothing is multiplied by it, so what is hidden is not felt. Blocks own what they
+// write, so sums have one order.
 #include "cuda/attention_mma_gradient.cuh"
 
 namespace qkv::cuda {
@@ -21,6 +21,7 @@ struct BiasTiles {
   Tile q, dout, k, v;
   LaneReader<T, kSize> lane;
   int sequence = 0, head = 0, row = 0;  // of the queries at hand
+  bool packed = false;                  // for the left side of a product
   float terms[kTerms<T>][2] = {};
 
   __device__ BiasTiles(const AttentionJob& attention, const MmaBackward& backward, T* room)
@@ -33,7 +34,7 @@ struct BiasTiles {
 
   // Before: nobody needs the last ones.
   __device__ void load_queries(int of_sequence, const Sequence& s, int of_head, int first) {
-    sequence = of_sequence, head = of_head, row = first;
+    sequence = of_sequence, head = of_head, row = first, packed = false;
     const int count = min(s.q_rows, s.q_seeing) - first;
     load(q, job.q, s.q_batch, head, s.q_start + first, count, job.head_size);
     load(dout, x.tensors.dout, s.q_batch, head, s.q_start + first, count, job.value_size);
@@ -54,17 +55,16 @@ struct BiasTiles {
     end_group();
     wait_for_groups<0>();
     __syncthreads();
-    Sums p;
-    clear<1, kPairs>(p);
-    clear<1, kPairs>(ds);
-    const int mine = 16 * warp_number();
-#pragma unroll
-    for (int c = 0; c < kSize / 16; ++c) {
-      if (!is_padding<kSize>(c, job.head_size)) multiply_rows<1, kPairs>(lane, c, q, mine, k, p);
-      if (!is_padding<kSize>(c, job.value_size)) {
-        multiply_rows<1, kPairs>(lane, c, dout, mine, v, ds);
-      }
+    if (!kHalves<T> && !packed) {
+      q.template pack_left<kPairs, kMmaThreads>();
+      dout.template pack_left<kPairs, kMmaThreads>();
+      packed = true;
+      __syncthreads();
     }
+    Sums p;
+    const int mine = 16 * warp_number();
+    multiply_all<1, kPairs>(lane, q, mine, k, job.head_size, p);
+    multiply_all<1, kPairs>(lane, dout, mine, v, job.value_size, ds);
     __syncthreads();  // nobody needs keys and values any more
     const Pairs pairs{sequence, head, row + mine, key};
     PairGradient<T, Pairs, kPairs> gradient{job, s, pairs};
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kMmaThreads)
 
 void mma_bias_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
                        const MmaBackward& x, const BiasResult& to, cudaStream_t stream) {
-  dispatch_halves(dtype, std::max(job.head_size, job.value_size), [&]<class T, int kSize>() {
+  dispatch_exact(dtype, std::max(job.head_size, job.value_size), [&]<class T, int kSize>() {
     constexpr int kBytes = BiasTiles<T, kSize>::kBytes;
     auto* const kernel = mma_tensor_kernel<T, kSize>;
     allow_shared(reinterpret_cast<const void*>(kernel), kBytes);
@@ -198,7 +198,7 @@ void mma_bias_backward(const AttentionJob& job, const AttentionGrid& grid, DType
 
 void mma_diagonal_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
                            const MmaBackward& x, int buckets, float* partial, cudaStream_t stream) {
-  dispatch_halves(dtype, std::max(job.head_size, job.value_size), [&]<class T, int kSize>() {
+  dispatch_exact(dtype, std::max(job.head_size, job.value_size), [&]<class T, int kSize>() {
     const int bytes =
         BiasTiles<T, kSize>::kBytes + buckets * kMmaThreads * static_cast<int>(sizeof(float));
     auto* const kernel = mma_diagonal_kernel<T, kSize>;

@@ -7,16 +7,17 @@
 namespace qkv::cuda {
 
 // What p and ds of a query are made of: p = e^(s - shift) share, or 2^(scale s - shift) where
-// scores are only scaled, and ds = p (dp + base).
+// scores are only scaled and products rounded, and ds = p (dp + base).
 enum Term : int { kShift, kBase, kShare };
 template <class T>
 inline constexpr int kTerms = kPairOptions<T> ? 3 : 2;
 
-// e^(..) that is at most 1, however its exponent was rounded. NaN stays NaN.
-__device__ inline float weight_of(float exponent) {
+// A weight without its share is at most 1, however its exponent was rounded. NaN stays NaN.
+__device__ inline float at_most_0(float exponent) {
   asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(exponent));
-  return exp2_fast(exponent);
+  return exponent;
 }
+__device__ inline float weight_of(float exponent) { return exp2_fast(at_most_0(exponent)); }
 
 // Of the accumulators of a block [16, kColumns] of pairs.
 template <class T, class Pairs, int kColumns>
@@ -56,22 +57,24 @@ struct PairGradient {
 #pragma unroll
       for (int e = 0; e < 4; ++e) ds[4 * i + e] += base[e / 2][e % 2];
     }
-    if (changes) {
-      Pairs::scale_scores(job, p, through_softcap ? &ds : nullptr);
-      pairs.add_bias(job, s, p, bits);
-    }
+    const bool has_shares = changes || kExact<T>;
+    if (has_shares)
+      Pairs::template scale_scores<kExact<T>>(job, p, through_softcap ? &ds : nullptr);
+    if (changes) pairs.add_bias(job, s, p, bits);
     const float scale = job.scale * kLog2e;
 #pragma unroll
     for (int i = 0; i < kColumns / 8; ++i) {
       float shift[2][2];
       terms_of(kShift, i, shift);
-      if (changes) {
+      if (has_shares) {
         float share[2][2];
         terms_of(kTerms<T> - 1, i, share);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float& weight = p[4 * i + e];
-          weight = share[e / 2][e % 2] * weight_of(kLog2e * (weight - shift[e / 2][e % 2]));
+          const float exponent = weight - shift[e / 2][e % 2];
+          const float power = kExact<T> ? expf(at_most_0(exponent)) : weight_of(kLog2e * exponent);
+          weight = share[e / 2][e % 2] * power;
         }
       } else {
 #pragma unroll

@@ -8,7 +8,7 @@ namespace {
 
 template <class T, int kSize>
 struct ReceivedPlan {
-  static constexpr int kWarps = kPairOptions<T> ? 8 : 4, kThreads = 32 * kWarps;
+  static constexpr int kWarps = kHalves<T> ? 8 : 4, kThreads = 32 * kWarps;
   static constexpr int kKeys = 64, kQueries = 16 * kWarps, kStages = 2;
   static constexpr int kElements = (kKeys + kStages * kQueries) * kSize;
   static constexpr int kBytes = kElements * static_cast<int>(sizeof(T));
@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(ReceivedPlan<T, kSize>::kThreads, ReceivedPlan
     load_queries(range.begin, 0);
   }
   const int warp = warp_number();
-  float sums[Pairs::kEach] = {};  // of the lane's columns, over the lane's rows
+  float sums[Pairs::kEach] = {};       // of the lane's columns, over the lane's rows
+  [[maybe_unused]] bool wild = false;  // keys, or queries so far, do not split well
   int stage = 0;
 #pragma unroll 1
   for (int query = range.begin; query < range.end; query += kQueries, stage ^= 1) {
@@ -71,30 +72,32 @@ __global__ void __launch_bounds__(ReceivedPlan<T, kSize>::kThreads, ReceivedPlan
       share[r] = rows.share[at];
     }
     wait_for_groups<0>();
-    __syncthreads();  // these queries are there, and nobody needs the last ones
+    if constexpr (kExact<T>) {
+      bool well = q(stage).template all_splits_well<kQueries, kThreads>();
+      if (query == range.begin) well &= k.template all_splits_well<kKeys, kThreads>();
+      wild |= __syncthreads_or(!well) != 0;
+    } else {
+      __syncthreads();  // these queries are there, and nobody needs the last ones
+    }
     load_queries(query + kQueries, stage ^ 1);
-    if constexpr (!kPairOptions<T>) {
+    if constexpr (!kHalves<T>) {
       q(stage).template pack_left<kQueries, kThreads>();
       __syncthreads();
     }
     if (mine >= range.end) continue;
     Accumulators<1, kKeys> weights;
-    clear<1, kKeys>(weights);
-#pragma unroll
-    for (int c = 0; c < kSize / 16; ++c) {
-      if (is_padding<kSize>(c, job.head_size)) break;
-      multiply_rows<1, kKeys>(lane, c, q(stage), 16 * warp, k, weights);
-    }
+    multiply_all<1, kKeys>(lane, q(stage), 16 * warp, k, job.head_size, weights);
     const Pairs pairs{sequence, head, mine, first};
+    if (kExact<T> && wild) multiply_wild<T>(job, s, pairs, weights[0]);
     PairBits bits = pairs.seen_in(rows_seen(sight, s, mine).of);
     if (hides) pairs.apply_mask(job, s, bits);
     if (changes) {
-      Pairs::scale_scores(job, weights[0]);
+      Pairs::template scale_scores<kExact<T>>(job, weights[0]);
       pairs.add_bias(job, s, weights[0], bits);
     }
-    const float unit = changes ? 1.0f : job.scale;
+    const float unit = kLog2e * (changes ? 1.0f : job.scale);
     Pairs::each(weights[0], [&](float& score, int r, int n) {
-      const float weight = share[r] * exp2_fast(kLog2e * (unit * score - top[r]));
+      const float weight = share[r] * exp2_fast(unit * (score - top[r]));
       if ((bits.of[r] >> n & 1) != 0) sums[n] += weight;
     });
   }
@@ -122,14 +125,14 @@ __global__ void __launch_bounds__(ReceivedPlan<T, kSize>::kThreads, ReceivedPlan
 
 }  // namespace
 
-std::int64_t mma_received_bytes(DType dtype, std::int64_t size) {
-  return dispatch_mma(dtype, size,
+std::int64_t mma_received_bytes(MmaElements elements, std::int64_t size) {
+  return dispatch_mma(elements, size,
                       [&]<class T, int kSize>() { return ReceivedPlan<T, kSize>::kBytes; });
 }
 
-void mma_received(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
+void mma_received(const AttentionJob& job, const AttentionGrid& grid, MmaElements elements,
                   const RowStatistics& rows, float* to, cudaStream_t stream) {
-  dispatch_mma(dtype, job.head_size, [&]<class T, int kSize>() {
+  dispatch_mma(elements, job.head_size, [&]<class T, int kSize>() {
     using Plan = ReceivedPlan<T, kSize>;
     const WorkOrder order(job, grid, grid.key_tiles(Plan::kKeys), job.heads, grid.longest_q,
                           sizeof(T));

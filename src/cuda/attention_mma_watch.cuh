@@ -50,7 +50,10 @@ struct PairWatch : EntropySums {
   int key0 = 0;  // of the tile that comes next
   int top_key[2] = {-1, -1};
   float logit[2] = {-kInfinity, -kInfinity};  // as the product gives it
-  Moments moments[2];  // of scores, in the unit in which the softmax gets them
+  // Of scores less `origin`, in the unit in which the softmax gets them. The origin is the mean of
+  // some scores of the row, if digits matter that a mean far from 0 would cost.
+  Moments moments[2];
+  float origin[2] = {};
 
   __device__ void begin(const RowStatistics& rows) {
     wants_moments = rows.moments;
@@ -64,7 +67,7 @@ struct PairWatch : EntropySums {
     });
   }
   // Scores of a tile, where hidden ones are anything.
-  template <class Pairs, int kCount>
+  template <class Pairs, bool kExact, int kCount>
   __device__ __forceinline__ void see_scores(float (&x)[kCount], const PairBits& bits) {
     const float count[2] = {static_cast<float>(__popc(bits.of[0])),
                             static_cast<float>(__popc(bits.of[1]))};
@@ -73,18 +76,36 @@ struct PairWatch : EntropySums {
       moments[1].count += count[1];
       return;
     }
+    if constexpr (kExact) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) find_origin<Pairs>(x, bits, r);
+    }
     float mean[2] = {}, squares[2] = {};
     Pairs::each(x, [&](float& score, int r, int n) {
-      if ((bits.of[r] >> n & 1) != 0) mean[r] += score;
+      if ((bits.of[r] >> n & 1) != 0) mean[r] += kExact ? score - origin[r] : score;
     });
     mean[0] /= fmaxf(count[0], 1);
     mean[1] /= fmaxf(count[1], 1);
     Pairs::each(x, [&](float& score, int r, int n) {
-      const float gap = score - mean[r];
+      const float gap = (kExact ? score - origin[r] : score) - mean[r];
       if ((bits.of[r] >> n & 1) != 0) squares[r] = fmaf(gap, gap, squares[r]);
     });
     moments[0].join({count[0], mean[0], squares[0]});
     moments[1].join({count[1], mean[1], squares[1]});
+  }
+
+  // The mean of the first tile in which the row sees something.
+  template <class Pairs, int kCount>
+  __device__ void find_origin(float (&x)[kCount], const PairBits& bits, int r) {
+    const bool begins = quad_sum(moments[r].count) == 0;
+    if (!__any_sync(0xffffffff, begins)) return;
+    float sum = 0;
+    Pairs::each(x, [&](float& score, int row, int n) {
+      if (row == r && (bits.of[r] >> n & 1) != 0) sum += score;
+    });
+    const float count = quad_sum(static_cast<float>(__popc(bits.of[r])));
+    const float mean = quad_sum(sum) / fmaxf(count, 1);
+    if (begins && isfinite(mean)) origin[r] = mean;
   }
 
   // ---- The softmax's side.
@@ -143,10 +164,10 @@ struct PairWatch : EntropySums {
     const float left = job.sinks != nullptr && felt ? expf(end.lse - end.full_lse) : 1.0f;
     const float share = felt ? left / end.sum : 0.0f;
     rows.seen[at] = m.count;
-    rows.top[at] = felt ? end.maximum * unit : 0.0f;
+    rows.top[at] = felt ? end.maximum : 0.0f;
     rows.share[at] = felt ? share * exp2_fast(end.own_exponent) : 0.0f;
     rows.logit[at] = logit[r] * job.scale;
-    rows.origin[at] = 0;
+    rows.origin[at] = origin[r] * unit;
     rows.mean[at] = m.mean * unit;
     rows.squares[at] = m.squares * unit * unit;
     if (rows.entropy != nullptr) {

@@ -168,6 +168,7 @@ struct PairBlock {
 
   // From products to scores: softcap here, biases below. `slopes`, if there is a block of them, is
   // multiplied by the derivative of the softcap.
+  template <bool kExact>
   __device__ __forceinline__ static void scale_scores(const AttentionJob& job,
                                                       float (&x)[kColumns / 2],
                                                       float (*slopes)[kColumns / 2] = nullptr) {
@@ -176,7 +177,9 @@ struct PairBlock {
       return;
     }
     constexpr float kLargeCap = 64;
-    if (job.softcap > kLargeCap) {
+    if constexpr (kExact) {
+      cap_scores(job, x, slopes, [](float y) { return tanhf(y); });
+    } else if (job.softcap > kLargeCap) {
       cap_scores(job, x, slopes, tanh_close);
     } else {
       cap_scores(job, x, slopes, tanh_fast);

@@ -82,7 +82,7 @@ struct LaneReader {
 
 // to += rows [first, first + 16 kBlocks) of `left` times those of `right`, kColumns of them, over
 // columns [16 c, 16 c + 16).
-template <int kBlocks, int kColumns, class T, int kSize>
+template <int kBlocks, int kColumns, bool, class T, int kSize>
 __device__ void multiply_rows(const LaneReader<T, kSize>& lane, int c,
                               const WarpTile<T, kSize>& left, int first,
                               const WarpTile<T, kSize>& right,

@@ -121,8 +121,8 @@ struct OnlineSoftmax {
     for (int r = 0; r < 2; ++r) {
       sum[r] = quad_sum(sum[r]);
       top[r] = quad_max(top[r]);
-      // The approximate logarithm errs by 2^-22.
-      lse[r] = sum[r] == 0 ? -kInfinity : (maximum[r] * scale + __log2f(sum[r])) * kLn2;
+      // The approximate logarithm errs by 2^-22. The product is rounded, as it is in `weigh`.
+      lse[r] = sum[r] == 0 ? -kInfinity : (__fmul_rn(maximum[r], scale) + __log2f(sum[r])) * kLn2;
     }
   }
 

@@ -1,6 +1,7 @@
 // What a warp multiplies by the matrix instructions that every GPU since Ampere has: tiles of rows
 // in shared memory (WarpTile), where its lanes read them (LaneReader), and accumulators. halves.cuh
-// has both for elements of 16 bits, tf32.cuh for floats; kernels are written for either.
+// has all of it for elements of 16 bits, floats.cuh tiles of floats, of which tf32.cuh and
+// exact.cuh make products; kernels are written for any.
 //
 // Of a result [16, 8] lane l holds [e] at row l / 4 + 8 (e / 2), column 2 (l % 4) + e % 2.
 #pragma once
