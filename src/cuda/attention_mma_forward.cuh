@@ -78,18 +78,25 @@ struct QueryBlock {
     if (kPairOptions<T> && job.has_dropout) Pairs::keep_only(x, pairs.kept(job.dropout), 0.0f);
   }
 
+  // Beyond this e^(sink - maximum) might become infinite.
+  static constexpr float kLargeSink = 60;
+  // Of a sum relative to the maximum. Of the scale itself, not as it is rounded for exponents, and
+  // with all digits there are: what it is off by backward's weights are off by.
+  __device__ float exact_lse(const AttentionJob& job, int r, float sum) const {
+    return fmaf(softmax.maximum[r], unit(job), logf(sum));
+  }
+
   // Outputs, lse and what scores have told of queries first .. first + 15.
   __device__ void store(const AttentionJob& job, const Sequence& s, const Sight& sight, int head,
                         int first, float (&sums)[kSize / 2], const MmaForward& to) {
     float lse[2];
+    [[maybe_unused]] float own[2];  // of exact floats: what the maximum's exponent is, but for 0
     softmax.finish(unit(job) * kLog2e, lse);
     if constexpr (kExact<T>) {
-      // Of the scale itself, not as it is rounded for exponents, and with all digits there are:
-      // what it is off by backward's weights are off by.
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float top = softmax.maximum[r], own = softmax.exponent(top, top, unit(job) * kLog2e);
-        if (softmax.sum[r] != 0) lse[r] = fmaf(top, unit(job), logf(softmax.sum[r] * exp2f(-own)));
+        own[r] = softmax.exponent(softmax.maximum[r], softmax.maximum[r], unit(job) * kLog2e);
+        if (softmax.sum[r] != 0) lse[r] = exact_lse(job, r, softmax.sum[r] * exp2f(-own[r]));
       }
     }
     RowEnd ends[2];
@@ -109,7 +116,14 @@ struct QueryBlock {
         const bool sees = hides(job) ? has_seen : range.begin < range.end;
         if (job.sinks != nullptr && sees) lse[r] = job.sinks[head];
       } else if (job.sinks != nullptr) {
-        lse[r] = with_sink(job.sinks[head], lse[r], share);
+        const float apart = fmaf(-softmax.maximum[r], unit(job), job.sinks[head]);
+        if (kExact<T> && !(apart > kLargeSink)) {
+          const float of_keys = total * exp2f(-own[r]), whole = of_keys + expf(apart);
+          share *= of_keys / whole;
+          lse[r] = exact_lse(job, r, whole);
+        } else {
+          lse[r] = with_sink(job.sinks[head], lse[r], share);
+        }
       }
       store_sums<T, kSize>(sums, r, share, to.out.at<T>(s.q_batch, head, s.q_start + i),
                            job.value_size);
