@@ -120,7 +120,7 @@ struct AttentionOptions {
   Statistics statistics = Statistics::none;
   bool deterministic = true;
   // f32 on a GPU: products may round what they multiply to TF32 (10 bits of mantissa), which makes
-  // them an order of magnitude faster. Permission, not an order: where there is no such kernel, for
+  // them about four times as fast. Permission, not an order: where there is no such kernel, for
   // the device or for the call, attention is exact. attention_kernels tells.
   bool tf32 = false;
 };
