@@ -31,7 +31,6 @@ struct PairDropout {
   __device__ uint4 draw(int sequence, int head, int i, int j) const {
     uint4 c{unsigned(j) / 32 * 8 + unsigned(j) % 8, unsigned(i) / 16 * 8 + unsigned(i) % 8,
             unsigned(head), unsigned(sequence)};
-#pragma unroll
     for (const uint2 key : keys) {
       const std::uint64_t p0 = std::uint64_t{kPhiloxFactors[0]} * c.x;
       const std::uint64_t p1 = std::uint64_t{kPhiloxFactors[1]} * c.z;
