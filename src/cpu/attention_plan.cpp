@@ -55,15 +55,15 @@ void dropout_row(const AttentionProblem& problem, std::int64_t sequence, std::in
   const float kept = 1 / (1 - problem.dropout);
   const auto shift = static_cast<std::uint32_t>(row / 8 % 2 * 16);
   for (std::int64_t j = 0; j < count; j += 32) {
-    float found[4][8];  // by word and draw, which is the order of keys
+    float found[32];
     for (int draw = 0; draw < 8; ++draw) {
       const auto words = philox_words<kPairRounds>(
           pair_counter(sequence, head, row, begin + j + draw), problem.seed);
       for (int word = 0; word < 4; ++word) {
-        found[word][draw] = (words[word] >> shift & 0xffff) >= threshold ? kept : 0.0f;
+        found[8 * word + draw] = (words[word] >> shift & 0xffff) >= threshold ? kept : 0.0f;
       }
     }
-    std::copy_n(found[0], std::min<std::int64_t>(32, count - j), keep + j);
+    std::copy_n(found, std::min<std::int64_t>(32, count - j), keep + j);
   }
 }
 

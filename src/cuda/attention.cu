@@ -268,8 +268,7 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
   } else if (cuda::why_not_mma(p, t).empty()) {
     failed = scratch<std::uint32_t>(1);
     const cuda::MmaElements elements = cuda::mma_elements(p);
-    const bool exact = dtype == DType::f32 && !elements.tf32;
-    mma = {tensors, rows, exact ? rows.top : arrays.next(),
+    mma = {tensors, rows, elements.exact_floats() ? rows.top : arrays.next(),
            static_cast<std::uint32_t*>(failed.raw())};
     cuda::mma_backward(job, prepared.grid, elements, *mma, stream());
     job.only_if = mma->failed;  // of the general kernels behind it

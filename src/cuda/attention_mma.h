@@ -18,6 +18,8 @@ std::string why_not_mma(const AttentionProblem& problem, const AttentionBackward
 struct MmaElements {
   DType dtype;
   bool tf32;
+
+  bool exact_floats() const { return dtype == DType::f32 && !tf32; }
 };
 MmaElements mma_elements(const AttentionProblem& problem);
 

@@ -156,7 +156,7 @@ void mma_rows(const AttentionJob& job, const AttentionGrid& grid, MmaElements el
   dispatch_device(elements.dtype, [&]<class T>() {
     mma_rows_kernel<T><<<blocks, kRowWarps * 32, 0, stream>>>(job, x);
   });
-  if (elements.dtype == DType::f32 && !elements.tf32) {
+  if (elements.exact_floats()) {
     dispatch_size<float>(job.head_size, [&]<class T, int kSize>() {
       using Plan = FarRows<kSize>;
       const dim3 tiles(grid.row_tiles(Plan::kRows), blocks.y, blocks.z);
