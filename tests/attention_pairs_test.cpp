@@ -79,12 +79,22 @@ TEST_P(AttentionPairs, Mask) {
 TEST_P(AttentionPairs, Slopes) {
   check(
       "slopes", [](Case& c) { c.heads = 4, c.key_heads = 2, c.slopes = {4}; }, Pass::both);
-  check("slopes of sequences", [](Case& c) { c.heads = 4, c.slopes = {2, 4}; });
+  check(
+      "slopes of sequences",
+      [](Case& c) {
+        c.heads = 4, c.slopes = {2, 4};
+      },
+      Pass::both);
 }
 TEST_P(AttentionPairs, Table) {
   check(
       "table", [](Case& c) { c.heads = 4, c.buckets = 32, c.max_distance = 128; }, Pass::both);
-  check("short table", [](Case& c) { c.heads = 4, c.buckets = 8, c.max_distance = 20; });
+  check(
+      "short table", [](Case& c) { c.heads = 4, c.buckets = 8, c.max_distance = 20; }, Pass::both);
+  check(
+      "one way",
+      [](Case& c) { c.heads = 4, c.buckets = 12, c.max_distance = 40, c.bidirectional = false; },
+      Pass::both);
 }
 TEST_P(AttentionPairs, Softcap) {
   check(
@@ -150,11 +160,11 @@ TEST_P(AttentionPairs, OfPackedSequences) {
            .key_offsets = {0, 12, 12, 250, 256},
            .causal = true};
     c.slopes = {4};
-    check_attention(c, GetParam(), Pass::forward);
+    check_attention(c, GetParam());
     c.slopes = {}, c.dropout = 0.2f;
     check_attention(c, GetParam(), Pass::forward);
-    c.dropout = 0, c.buckets = 32;
-    check_attention(c, GetParam(), Pass::forward);
+    c.dropout = 0, c.buckets = 32, c.max_distance = 40;
+    check_attention(c, GetParam());
   }
 }
 

@@ -265,6 +265,7 @@ void CudaBackend::attention_backward(const AttentionProblem& p, const AttentionB
     faster =
         cuda::hopper_backward(*this, p, t, {rows.top, rows.share, job.diagonal, job.bucket_reach});
     job.only_if = faster.served;
+    if (mma) mma->far = faster.far;
   } else if (cuda::why_not_mma(p, t).empty()) {
     failed = scratch<std::uint32_t>(1);
     const cuda::MmaElements elements = cuda::mma_elements(p);

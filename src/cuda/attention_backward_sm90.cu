@@ -269,6 +269,7 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   p.softcap = f.softcap;
   p.kept = f.pairs.dropout.kept;
   p.of_pairs = f.pairs;
+  p.far_sums = call.far_sums;
   if constexpr (S::SaidInTiles)
     p.said = make_tensor_map({f.pairs.data, f.pairs.batches, f.pairs.heads, f.q_rows, f.k_rows,
                               f.pairs.strides.batch, f.pairs.strides.head, f.pairs.strides.row},
@@ -288,11 +289,14 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   return tainted;
 }
 
+// Keys of a block of heads up to 128.
+constexpr int kBlockOfKeys = 128;
+
 template <class T, int DoutStages, Said Pairs, bool Capped>
 const std::uint32_t* launch_sizes(const Sm90Backward& call, cudaStream_t stream) {
   if (call.forward.head_size <= 64)
-    return launch<Shape<T, 64, 128, 128, 2, DoutStages, Pairs, Capped>>(call, stream);
-  return launch<Shape<T, 128, 64, 128, 2, DoutStages, Pairs, Capped>>(call, stream);
+    return launch<Shape<T, 64, 128, kBlockOfKeys, 2, DoutStages, Pairs, Capped>>(call, stream);
+  return launch<Shape<T, 128, 64, kBlockOfKeys, 2, DoutStages, Pairs, Capped>>(call, stream);
 }
 
 template <class T>
@@ -327,6 +331,10 @@ const char* why_not_sm90_backward(const Sm90Backward& call) {
 }
 
 std::int64_t sm90_backward_workspace(const Sm90Backward& call) { return Workspace(call).bytes; }
+
+int sm90_far_parts(const Sm90Backward& call) {
+  return kComputingWarps * int((call.forward.longest_keys + kBlockOfKeys - 1) / kBlockOfKeys);
+}
 
 const std::uint32_t* attention_backward_sm90(const Sm90Backward& call, cudaStream_t stream) {
   if (call.forward.dtype == DType::bf16) return launch_for<__nv_bfloat16>(call, stream);

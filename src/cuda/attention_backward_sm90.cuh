@@ -48,6 +48,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
   const float inner_scale = S::Softcap ? p.scale / p.softcap : 0;
 
   float dk[S::D / 2], dv[S::D / 2], s[S::Rows / 2];
+  [[maybe_unused]] float far_sums[2] = {0, 0};
   const auto q_before = [](Turn<S::QStages> turn) {
     return (turn.stage + S::QStages - 1) % S::QStages;
   };
@@ -118,6 +119,10 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
           if constexpr (S::RoundsWeights) unpack_operands<T>(s, weights);
           differentiate<S>(dp, s, shared.terms[q_turn.stage], 1 / scale);
         }
+        if constexpr (S::Pairs == Said::distance) {
+          if (p.far_sums != nullptr)
+            sum_by_distance<S>(p, work, key0 + warp_key, row0, dp, far_sums);
+        }
         std::uint32_t ds[S::Rows / 16][4];
         pack_operands<T>(ds, dp);
         // Two buffers: the other warpgroup may still read the one of the step before.
@@ -160,7 +165,12 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
           shared.q_ring.empty[q_turn.stage].arrive_as_warp();
         }
         q_turn.next();
-        if (++step == steps.end) step = steps.begin, ++head;
+        if (++step == steps.end) {
+          if constexpr (S::Pairs == Said::distance) {
+            if (p.far_sums != nullptr) store_far_sums<S>(p, work, head, far_sums);
+          }
+          step = steps.begin, ++head;
+        }
       }
       if constexpr (S::RoundsWeights) {
         wgmma_wait<0>(dk);

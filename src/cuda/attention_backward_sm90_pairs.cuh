@@ -77,6 +77,63 @@ __device__ void add_by_distance(const Params& p, const Work& work, int head, int
     s[i] = fmaf(s[i], p.scale, middle[min(max(first + step(i), -of.reach), of.reach)]);
 }
 
+// Adds to `sums` what FarSums are of. Pairs nearer to the diagonal than a table's reach are another
+// kernel's (attention_mma_bias.cu). `key` is the warp's first, `row` the step's.
+template <class S>
+__device__ void sum_by_distance(const Params& p, const Work& work, int key, int row,
+                                const float (&ds)[S::Rows / 2], float (&sums)[2]) {
+  const Sm90Pairs& of = p.of_pairs;
+  const int of_warp = key - row - work.sight.offset;
+  const int first = of_warp + lane_now() / 4 - 2 * (lane_now() % 4);
+  const auto step = [](int i) { return i / 2 % 2 * 8 - i / 4 * 8 - i % 2; };
+  float parts[4] = {};  // side by side, so that few additions wait for one another
+  const auto total = [&] { return (parts[0] + parts[1]) + (parts[2] + parts[3]); };
+  if (of.slopes != nullptr) {
+    const float start = float(first);
+#pragma unroll
+    for (int i = 0; i < S::Rows / 2; ++i)
+      parts[i % 4] = fmaf(ds[i], fabsf(start + float(step(i))), parts[i % 4]);
+    sums[0] -= total();
+    return;
+  }
+  const int nearest = of_warp - S::Rows + 1, farthest = of_warp + 15;
+  const bool after = nearest >= of.reach, before = farthest <= -of.reach;
+  if (after || before) {
+#pragma unroll
+    for (int i = 0; i < S::Rows / 2; ++i) parts[i % 4] += ds[i];
+    sums[0] += before ? total() : 0.f;
+    sums[1] += before ? 0.f : total();
+    return;
+  }
+  if (farthest < of.reach && nearest > -of.reach) return;
+#pragma unroll
+  for (int i = 0; i < S::Rows / 2; ++i) {
+    const int distance = first + step(i);
+    parts[i % 2] += distance <= -of.reach ? ds[i] : 0.f;
+    parts[2 + i % 2] += distance >= of.reach ? ds[i] : 0.f;
+  }
+  sums[0] += parts[0] + parts[1];
+  sums[1] += parts[2] + parts[3];
+}
+
+// What a warp has summed over a head, to where it is put together with what others have; and 0 for
+// the next head.
+template <class S>
+__device__ void store_far_sums(const Params& p, const Work& work, int head, float (&sums)[2]) {
+  const std::int64_t part =
+      (std::int64_t(work.index) * p.heads + head) * p.key_blocks + work.key0 / S::Keys;
+  const int warp = threadIdx.x / 32 - (kThreads / 32 - kComputingWarps);
+  float* const to = p.far_sums + (part * kComputingWarps + warp) * 2;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2)
+      sums[i] += __shfl_xor_sync(0xffffffff, sums[i], lanes);
+    if (threadIdx.x % 32 == 0) to[i] = sums[i];
+    sums[i] = 0;
+  }
+}
+
 // Zeros in the place of weights that dropout drops: bits of words, two neighbouring rows of a key
 // in each. `key` is the warp's first, `row` the step's.
 template <class S>

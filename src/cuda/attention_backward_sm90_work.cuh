@@ -11,6 +11,7 @@
 namespace qkv::cuda::backward_sm90 {
 
 inline constexpr int kThreads = 3 * 128;
+inline constexpr int kComputingWarps = 8;
 inline constexpr int kConsumerRegisters = 240, kServerRegisters = 24;
 // Rows of the workspace's tensors are padded to whole steps of any shape.
 inline constexpr int kRowPadding = 128;
@@ -71,6 +72,7 @@ struct Params {
   float softcap;
   float kept;  // what dropout multiplies weights by that it keeps
   Sm90Pairs of_pairs;
+  float* far_sums;  // [sequence][head][key block][warp][2], or null: see sum_by_distance
 };
 
 struct Work {

@@ -106,22 +106,46 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// partial[sequence][head][tile][bucket] summed over tiles, and over sequences where the result has
-// one row for all; result[(row, bucket)][head].
-__global__ void add_partials_kernel(const float* partial, int sequences, int heads, int tiles,
-                                    int bucket_count, bool by_sequence, float* to) {
-  const int index = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-  const int results = (by_sequence ? sequences : 1) * bucket_count * heads;
+// Sums of tiles: data[sequence][head][tile][bucket]. Besides, those of pairs far from the diagonal,
+// whose buckets are told on the device (null: the first).
+struct Partials {
+  const float* data;
+  int sequences, heads, tiles, buckets;
+  FarSums far{};
+  const int *before = nullptr, *after = nullptr;
+};
+
+// They are summed over tiles, and over sequences where the result has one row for all;
+// to[(row, bucket)][head]. A warp has one of them.
+__global__ void add_partials_kernel(Partials from, bool by_sequence, float* to) {
+  const int index = static_cast<int>(blockIdx.x * (kThreads / 32) + threadIdx.x / 32);
+  const int results = (by_sequence ? from.sequences : 1) * from.buckets * from.heads;
   if (index >= results) return;
-  const int head = index % heads, bucket = index / heads % bucket_count;
-  const int row = index / heads / bucket_count;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int head = index % from.heads, bucket = index / from.heads % from.buckets;
+  const int row = index / from.heads / from.buckets;
+  const bool far_holds = from.far.hold();
+  const bool is_before = bucket == (from.before != nullptr ? *from.before : 0);
+  const bool is_after = bucket == (from.after != nullptr ? *from.after : 0);
   double total = 0;
-  for (int b = by_sequence ? row : 0; b < (by_sequence ? row + 1 : sequences); ++b) {
-    for (int t = 0; t < tiles; ++t) {
-      total += partial[((std::int64_t{b} * heads + head) * tiles + t) * bucket_count + bucket];
+  for (int b = by_sequence ? row : 0; b < (by_sequence ? row + 1 : from.sequences); ++b) {
+    const std::int64_t pair = std::int64_t{b} * from.heads + head;
+    for (int t = lane; t < from.tiles; t += 32)
+      total += from.data[(pair * from.tiles + t) * from.buckets + bucket];
+    if (!far_holds || !(is_before || is_after)) continue;
+    for (int t = lane; t < from.far.parts; t += 32) {
+      const float* const sums = from.far.data + (pair * from.far.parts + t) * 2;
+      if (is_before) total += sums[0];
+      if (is_after) total += sums[1];
     }
   }
-  to[index] = static_cast<float>(total);
+  for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
+  if (lane == 0) to[index] = static_cast<float>(total);
+}
+void add_partials(const Partials& from, bool by_sequence, const Tensor& to, cudaStream_t stream) {
+  const unsigned blocks = blocks_for(to.numel() * 32);
+  add_partials_kernel<<<blocks, kThreads, 0, stream>>>(from, by_sequence, pointer<float>(to));
+  check_launch("attention backward");
 }
 
 // partial[sequence][head][tile]: the sum over kSinkRows rows of p_sink (dlse - r + dentropy (1 +
@@ -182,8 +206,13 @@ void bias_backward(CudaBackend& backend, const AttentionJob& job, const Attentio
     const Tensor partial =
         backend.scratch<float>(std::int64_t{sequences} * job.heads * tiles * buckets);
     auto* sums = static_cast<float*>(partial.raw());
+    Partials partials{sums, sequences, job.heads, tiles, buckets};
     if (by_mma != nullptr && buckets <= kMostMmaBuckets) {
       static_assert(kTile == 64);
+      partials.far = by_mma->far;
+      if (job.buckets != nullptr) {
+        partials.before = job.buckets, partials.after = job.buckets + 2 * job.bucket_reach;
+      }
       mma_diagonal_backward(job, grid, dtype, *by_mma, buckets, sums, stream);
     } else {
       const std::size_t bytes =
@@ -196,9 +225,7 @@ void bias_backward(CudaBackend& backend, const AttentionJob& job, const Attentio
       });
     }
     const bool by_sequence = wanted.dslopes.defined() && wanted.dslopes.size(0) > 1;
-    add_partials_kernel<<<blocks_for(diagonal.numel()), kThreads, 0, stream>>>(
-        sums, sequences, job.heads, tiles, buckets, by_sequence, pointer<float>(diagonal));
-    check_launch("attention backward");
+    add_partials(partials, by_sequence, diagonal, stream);
   }
   if (wanted.dsinks.defined()) {
     const unsigned tiles = grid.row_tiles(kSinkRows);
@@ -206,10 +233,8 @@ void bias_backward(CudaBackend& backend, const AttentionJob& job, const Attentio
     auto* const sums = static_cast<float*>(partial.raw());
     const dim3 blocks(tiles, static_cast<unsigned>(job.heads), grid.sequences);
     sinks_kernel<<<blocks, kThreads, 0, stream>>>(job, tensors, rows, sums);
-    add_partials_kernel<<<blocks_for(job.heads), kThreads, 0, stream>>>(
-        sums, sequences, job.heads, static_cast<int>(tiles), 1, false,
-        pointer<float>(wanted.dsinks));
-    check_launch("attention backward");
+    add_partials({sums, sequences, job.heads, static_cast<int>(tiles), 1}, false, wanted.dsinks,
+                 stream);
   }
 }
 

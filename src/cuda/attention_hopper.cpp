@@ -267,7 +267,15 @@ HopperBackward hopper_backward(CudaBackend& backend, const AttentionProblem& p,
   HopperBackward result;
   result.workspace = backend.scratch<std::byte>(sm90_backward_workspace(call));
   call.workspace = result.workspace.raw();
+  if (t.dslopes.defined() || t.dtable.defined()) {
+    result.far.parts = sm90_far_parts(call);
+    result.sums = backend.scratch<float>(2 * call.forward.sequence_count * call.forward.heads *
+                                         result.far.parts);
+    backend.fill(result.sums, 0);  // blocks that nobody sees leave nothing
+    result.far.data = call.far_sums = static_cast<float*>(result.sums.raw());
+  }
   result.served = attention_backward_sm90(call, backend.stream());
+  result.far.worthless = result.served;
   return result;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/attention_problem.h"
+#include "cuda/attention_far_sums.h"
 #include "cuda/cuda_backend.h"
 
 namespace qkv::cuda {
@@ -26,8 +27,9 @@ void hopper_forward(CudaBackend& backend, const AttentionProblem& problem,
 // `served` is a word on the device, 0 when the kernel could do it. Where it is not, the inputs hold
 // what matrix products cannot be trusted with, and the general kernel has to.
 struct HopperBackward {
-  Tensor workspace;
+  Tensor workspace, sums;
   const std::uint32_t* served = nullptr;
+  FarSums far;  // where the gradient of a table or slopes is asked for
 };
 HopperBackward hopper_backward(CudaBackend& backend, const AttentionProblem& problem,
                                const AttentionBackward& tensors, const HopperExtras& extras = {});

@@ -7,6 +7,7 @@
 
 #include "core/attention_problem.h"
 #include "cuda/attention.h"
+#include "cuda/attention_far_sums.h"
 
 namespace qkv::cuda {
 
@@ -45,6 +46,7 @@ struct MmaBackward {
   // Written: not 0 when inputs hold what products cannot be trusted with. The gradients are worth
   // nothing then, and the general kernels have to make them.
   std::uint32_t* failed;
+  FarSums far{};  // what mma_diagonal_backward leaves out
 };
 // What is known of rows, `x.rows` alone: the first step of mma_backward.
 void mma_rows(const AttentionJob& job, const AttentionGrid& grid, MmaElements elements,
@@ -55,7 +57,7 @@ void exact_mma_backward(const AttentionJob& job, const AttentionGrid& grid, cons
                         cudaStream_t stream);
 
 // Gradients of a bias tensor with all its rows and keys, and of a table or slopes: sums by bucket
-// of 64 queries each, [sequence][head][tile][bucket]. After mma_backward.
+// of 64 queries each, [sequence][head][tile][bucket], without what x.far holds. After mma_backward.
 inline constexpr int kMostMmaBuckets = 64;
 void mma_bias_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
                        const MmaBackward& x, const BiasResult& to, cudaStream_t stream);

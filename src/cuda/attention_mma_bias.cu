@@ -122,6 +122,7 @@ __global__ void __launch_bounds__(kMmaThreads)
 
 // Sums of ds over what 64 rows of a head see, by bucket: partial[sequence][head][tile][bucket]. A
 // thread has its own column of sums. Slopes are one bucket in which ds counts -|distance| times.
+// Pairs of which x.far holds sums are left out.
 template <class T, int kSize>
 __global__ void __launch_bounds__(kMmaThreads)
     mma_diagonal_kernel(const __grid_constant__ AttentionJob job,
@@ -140,7 +141,15 @@ __global__ void __launch_bounds__(kMmaThreads)
     columns[bucket * kMmaThreads + thread] += value;
   };
   const int last = min(row + kPairs, s.q_seeing) - 1;
-  const KeyRange keys = row <= last ? sight.of_some(row, last) : KeyRange{0, 0};
+  KeyRange keys = row <= last ? sight.of_some(row, last) : KeyRange{0, 0};
+  const bool near_only = x.far.hold();
+  const int reach = job.slopes != nullptr ? 0 : job.bucket_reach;
+  if (near_only) {
+    keys.begin = max(keys.begin, row + sight.offset - reach + 1);
+    keys.end = min(keys.end, last + sight.offset + reach);
+  }
+  // None are from 0 on, since a tile begins where it is aligned.
+  if (keys.begin >= keys.end || (near_only && reach == 0)) keys = {0, 0};
   if (keys.begin < keys.end) tiles.load_queries(sequence, s, head, row);
 #pragma unroll 1
   for (int key = keys.begin / kKeysAligned * kKeysAligned; key < keys.end; key += kPairs) {
@@ -160,13 +169,24 @@ __global__ void __launch_bounds__(kMmaThreads)
     }
     // Far from the diagonal all pairs are in one bucket: buckets grow with the distance.
     const int low = relative(1, 0), high = relative(0, Pairs::kEach - 1);
-    if (low > 0 == high > 0 && bucket_of(job, low) == bucket_of(job, high)) {
+    if (!near_only && low > 0 == high > 0 && bucket_of(job, low) == bucket_of(job, high)) {
       float sum = 0;
       Pairs::each(ds[0], [&](float& value, int, int) { sum += value; });
       add(bucket_of(job, low), sum);
-    } else {
-      Pairs::each(ds[0],
-                  [&](float& value, int r, int n) { add(bucket_of(job, relative(r, n)), value); });
+      continue;
+    }
+    // By distance first: a lane's two rows are eight apart, and so are its pairs of columns.
+    constexpr int kSteps = Pairs::kEach / 2 + 1;
+    float sums[kSteps][2] = {};
+    Pairs::each(ds[0], [&](float& value, int r, int n) { sums[n / 2 + 1 - r][n % 2] += value; });
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int distance = low + 8 * step + n;
+        if (near_only && abs(distance) >= reach) continue;
+        add(bucket_of(job, distance), sums[step][n]);
+      }
     }
   }
   __syncthreads();

@@ -37,27 +37,56 @@ __device__ float2 exact_row(const AttentionJob& job, const Sequence& s, int sequ
   return {top, warp_sum(sum) + (sink == -INFINITY ? 0.0f : expf(sink - top))};
 }
 
-// A warp for each row: what p and ds are made of.
-constexpr int kRowWarps = 8;
+// What a thread has of x . y, of two rows that lie in vectors of 16 bytes: every eighth vector.
+constexpr int kLanesOfRow = 8;
 template <class T>
-__global__ void __launch_bounds__(kRowWarps * 32)
-    mma_rows_kernel(const __grid_constant__ AttentionJob job, MmaBackward x) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, head = static_cast<int>(blockIdx.y);
-  const int sequence = static_cast<int>(blockIdx.z);
-  const Sequence s = job.sequences[sequence];
-  const int i = static_cast<int>(blockIdx.x) * kRowWarps + static_cast<int>(threadIdx.x) / 32;
-  if (i >= s.q_rows) return;
-  const T* const a = x.tensors.dout.at<const T>(s.q_batch, head, s.q_start + i);
-  const T* const b = x.tensors.out.at<const T>(s.q_batch, head, s.q_start + i);
+__device__ float share_of_dot(const T* x, const T* y, int size, int part) {
+  constexpr int kVector = Pack16<T>::kCount;
   float dot = 0;
-  for (int d = lane; d < job.value_size; d += 32) dot += to_float(a[d]) * to_float(b[d]);
-  dot = warp_sum(dot);
-  const std::int64_t at = job.lse_row(s, head, i);
-  const float lse = x.tensors.lse[at];
+  for (int d = kVector * part; d < size; d += kVector * kLanesOfRow) {
+    if (d + kVector > size) {
+      for (int rest = d; rest < size; ++rest) dot += to_float(x[rest]) * to_float(y[rest]);
+      break;
+    }
+    const Pack16<T> a = *reinterpret_cast<const Pack16<T>*>(x + d);
+    const Pack16<T> b = *reinterpret_cast<const Pack16<T>*>(y + d);
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) dot += to_float(a.values[k]) * to_float(b.values[k]);
+  }
+  return dot;
+}
+
+// What p and ds are made of, by eight lanes for each row; rows that are found again, by a warp.
+constexpr int kRowThreads = 256, kRowsOfBlock = kRowThreads / kLanesOfRow;
+template <class T>
+__global__ void __launch_bounds__(kRowThreads)
+    mma_rows_kernel(const __grid_constant__ AttentionJob job, MmaBackward x) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, part = lane % kLanesOfRow;
+  const int head = static_cast<int>(blockIdx.y), sequence = static_cast<int>(blockIdx.z);
+  const Sequence s = job.sequences[sequence];
+  const int i = static_cast<int>(blockIdx.x * kRowsOfBlock + threadIdx.x / kLanesOfRow);
+  const bool present = i < s.q_rows;
+  const std::int64_t at = present ? job.lse_row(s, head, i) : 0;
+  const float lse = present ? x.tensors.lse[at] : -INFINITY;
+  float dot = 0;
+  if (present) {
+    dot = share_of_dot(x.tensors.dout.at<const T>(s.q_batch, head, s.q_start + i),
+                       x.tensors.out.at<const T>(s.q_batch, head, s.q_start + i), job.value_size,
+                       part);
+  }
+#pragma unroll
+  for (int step = kLanesOfRow / 2; step > 0; step /= 2)
+    dot += __shfl_xor_sync(0xffffffff, dot, step);
   const bool sees = lse != -INFINITY, changes = kHalves<T> && changes_scores(job);
   float2 row{lse, 1};
-  if (changes && sees && fabsf(lse) > kFarOfHalves) row = exact_row<T>(job, s, sequence, head, i);
-  if (lane != 0) return;
+  const unsigned far =
+      __ballot_sync(0xffffffff, changes && sees && fabsf(lse) > kFarOfHalves && part == 0);
+  for (unsigned left = far; left != 0; left &= left - 1) {
+    const int first = __ffs(static_cast<int>(left)) - 1;
+    const float2 exact = exact_row<T>(job, s, sequence, head, __shfl_sync(0xffffffff, i, first));
+    if (lane == first) row = exact;
+  }
+  if (part != 0 || !present) return;
   x.shift[at] = !sees ? INFINITY : changes ? row.x : lse * kLog2e;  // INFINITY: all p are 0
   x.rows.top[at] = sees ? row.x : 0.0f;                             // the shift of exact floats
   x.rows.share[at] = sees ? 1 / row.y : 0.0f;
@@ -152,9 +181,9 @@ __global__ void __launch_bounds__(FarRows<kSize>::kThreads)
 
 void mma_rows(const AttentionJob& job, const AttentionGrid& grid, MmaElements elements,
               const MmaBackward& x, cudaStream_t stream) {
-  const dim3 blocks(grid.row_tiles(kRowWarps), static_cast<unsigned>(job.heads), grid.sequences);
+  const dim3 blocks(grid.row_tiles(kRowsOfBlock), static_cast<unsigned>(job.heads), grid.sequences);
   dispatch_device(elements.dtype, [&]<class T>() {
-    mma_rows_kernel<T><<<blocks, kRowWarps * 32, 0, stream>>>(job, x);
+    mma_rows_kernel<T><<<blocks, kRowThreads, 0, stream>>>(job, x);
   });
   if (elements.exact_floats()) {
     dispatch_size<float>(job.head_size, [&]<class T, int kSize>() {
