@@ -305,8 +305,8 @@ class Block {
   // received += the sum over rows of weights times factors.
   void add_received(const float* kept, std::int64_t count, float* received) {
     if (!all_finite(factors_.get(), count_)) return add_received_by_pairs(kept, count, received);
-    constexpr std::int64_t kFew = 32, kVectors = HWY_TARGET == HWY_NEON ? 16 : 8;
-    constexpr std::int64_t kMany = kVectors * hn::MaxLanes(hn::ScalableTag<float>());
+    constexpr std::int64_t kFew = 32, kLanes = hn::MaxLanes(hn::ScalableTag<float>());
+    constexpr std::int64_t kMany = HWY_TARGET == HWY_NEON ? 64 : kLanes >= 8 ? 96 : kFew;
     std::int64_t j = 0;  // tiles are whole multiples of 32 keys
     for (; j + kMany <= round_up(count, kFew); j += kMany) sum_columns<kMany>(kept + j, j);
     for (; j < count; j += kFew) sum_columns<kFew>(kept + j, j);

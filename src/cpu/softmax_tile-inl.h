@@ -50,8 +50,11 @@ struct TileScores {
 
 class SoftmaxRows {
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  static constexpr double kPivotScores = 32;
-  static constexpr std::int64_t kSurveyed = 4;  // rows at a time
+  // Rows whose scores become weights before the next: so many stay in the first-level cache from
+  // one look to the next, which a tile does not. Whole vectors of rows.
+  static constexpr std::int64_t kWarmRows = 16;
+  // Of them at a time: a lane's scores of so many are summed in f32.
+  static constexpr std::int64_t kSurveyed = HWY_LANES(float) >= 4 ? 4 : 1;
   using D = hn::ScalableTag<float>;
   using V = hn::Vec<D>;
 
@@ -92,34 +95,16 @@ class SoftmaxRows {
     std::fill_n(visible_.get(), count, 0.0f);
     std::fill_n(top_.get(), count, -1);
     has_pivot_ = false;
-    pairs_ = 0;
-    std::fill_n(moment1_, hn::MaxLanes(D()), 0.0);
-    std::fill_n(moment2_, hn::MaxLanes(D()), 0.0);
+    pivot_ = 0;
+    clear_moments();
   }
 
   // Turns the tile's scores into weights and rescales the output sums (null: none) where a row
   // found a larger maximum.
   void step(const TileScores& tile, float* sums, std::int64_t sums_stride) {
     scorer_.set_tile(tile.first_key, tile.keys, tile.columns);
-    for (std::int64_t first = 0; first < count_; first += kSurveyed) {
-      const std::int64_t end = std::min(first + kSurveyed, count_);
-      for (std::int64_t r = first; r < end; ++r) {
-        float* row = tile.scores + r * tile.stride;
-        scorer_.finish_row(r, row, tile.partial, collect_);
-        if (!survey_) shift_[r] = largest_of(row, tile.columns);
-      }
-      if (survey_) survey(tile, first, end);
-    }
-    if (find_top_) find_tops(tile);
-    update_factors();
-    if (job_.problem.dropout > 0) {
-      weigh_rows<Weighing::dropped>(tile);
-    } else if (tile.kept != nullptr) {
-      weigh_rows<Weighing::kept>(tile);
-    } else if (entropy_) {
-      weigh_rows<Weighing::watched>(tile);
-    } else {
-      weigh_rows<Weighing::plain>(tile);
+    for (std::int64_t first = 0; first < count_; first += kWarmRows) {
+      step_rows(tile, {first, std::min(first + kWarmRows, count_)});
     }
     if (sums != nullptr) rescale(sums, sums_stride);
   }
@@ -241,6 +226,33 @@ class SoftmaxRows {
     float largest = 0, lse = 0, factor = 0, entropy = 0;
   };
 
+  struct RowRange {
+    std::int64_t begin, end;
+  };
+
+  void step_rows(const TileScores& tile, const RowRange& rows) {
+    for (std::int64_t first = rows.begin; first < rows.end; first += kSurveyed) {
+      const std::int64_t end = std::min(first + kSurveyed, rows.end);
+      for (std::int64_t r = first; r < end; ++r) {
+        float* row = tile.scores + r * tile.stride;
+        scorer_.finish_row(r, row, tile.partial, collect_);
+        if (!survey_) shift_[r] = largest_of(row, tile.columns);
+      }
+      if (survey_) survey(tile, {first, end});
+    }
+    if (find_top_) find_tops(tile, rows);
+    update_factors(rows);
+    if (job_.problem.dropout > 0) {
+      weigh_rows<Weighing::dropped>(tile, rows);
+    } else if (tile.kept != nullptr) {
+      weigh_rows<Weighing::kept>(tile, rows);
+    } else if (entropy_) {
+      weigh_rows<Weighing::watched>(tile, rows);
+    } else {
+      weigh_rows<Weighing::plain>(tile, rows);
+    }
+  }
+
   static HWY_INLINE double sum_of(const float* lanes) {
     const D d;
     return hn::GetLane(hn::SumOfLanes(d, hn::Load(d, lanes)));
@@ -270,55 +282,88 @@ class SoftmaxRows {
 
   // The largest score of each of a few rows, and what the moments need: how many are visible, their
   // sum and that of their squares, relative to the pivot.
-  HWY_INLINE void survey(const TileScores& tile, std::int64_t first, std::int64_t end) {
-    if (!has_pivot_) choose_pivot(tile, first, end);
+  HWY_INLINE void survey(const TileScores& tile, const RowRange& rows) {
+    survey_relative(tile, rows);
+    if (has_pivot_ || !choose_pivot()) return;
+    std::fill_n(visible_.get() + rows.begin, rows.end - rows.begin, 0.0f);
+    clear_moments();
+    survey_relative(tile, rows);
+  }
+
+  void survey_relative(const TileScores& tile, const RowRange& rows) {
     const bool partial = tile.partial || job_.problem.bias.defined();  // a bias may hide, too
     if (pivot_ == 0) {
-      partial ? survey_rows<true, false>(tile, first, end)
-              : survey_rows<false, false>(tile, first, end);
+      partial ? survey_rows<true, false>(tile, rows) : survey_rows<false, false>(tile, rows);
     } else {
-      partial ? survey_rows<true, true>(tile, first, end)
-              : survey_rows<false, true>(tile, first, end);
+      partial ? survey_rows<true, true>(tile, rows) : survey_rows<false, true>(tile, rows);
     }
   }
 
+  // Four sums side by side, of several rows where these have few vectors: a chain would be waited
+  // for.
+  static constexpr int kChains = 4;
+  using Sums = V[kChains];
+
   template <bool kPartial, bool kCentred>
-  HWY_NOINLINE void survey_rows(const TileScores& tile, std::int64_t first, std::int64_t end) {
-    constexpr int kTogether = std::min<int>(4, 32 / hn::MaxLanes(D()));
+  HWY_NOINLINE void survey_rows(const TileScores& tile, const RowRange& rows) {
+    constexpr int kRows = kChains / std::min<int>(kChains, 32 / hn::MaxLanes(D()));
+    const D d;
+    Sums sum, squares;
+    HWY_UNROLL(4)
+    for (int i = 0; i < kChains; ++i) sum[i] = squares[i] = hn::Zero(d);
+    std::int64_t r = rows.begin;
+    for (; r + kRows <= rows.end; r += kRows) {
+      survey_some<kPartial, kCentred, kRows>(tile, r, sum, squares);
+    }
+    for (; r < rows.end; ++r) survey_some<kPartial, kCentred, 1>(tile, r, sum, squares);
+    add_moments(sum_by_halves<kChains>(sum), moment1_);
+    add_moments(sum_by_halves<kChains>(squares), moment2_);
+  }
+
+  template <bool kPartial, bool kCentred, int kRows>
+  HWY_INLINE void survey_some(const TileScores& tile, std::int64_t first, Sums& sum,
+                              Sums& squares) {
+    constexpr int kTogether = std::min<int>(kChains, 32 / hn::MaxLanes(D()));
     const D d;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
     const V pivot = hn::Set(d, pivot_);
-    V sum[kTogether], squares[kTogether], largest[kTogether];
+    const float* const scores = tile.scores + first * tile.stride;
+    V largest[kRows][kTogether];
+    [[maybe_unused]] std::size_t hidden_count[kRows] = {};
     HWY_UNROLL(4)
-    for (int i = 0; i < kTogether; ++i) sum[i] = squares[i] = hn::Zero(d);
-    for (std::int64_t r = first; r < end; ++r) {
-      const float* row = tile.scores + r * tile.stride;
-      [[maybe_unused]] std::size_t hidden_count = 0;
+    for (int k = 0; k < kRows; ++k) {
       HWY_UNROLL(4)
-      for (int i = 0; i < kTogether; ++i) largest[i] = hn::LoadU(d, row + i * lanes);
-      for (std::int64_t j = 0; j < tile.columns; j += kTogether * lanes) {
+      for (int i = 0; i < kTogether; ++i) {
+        largest[k][i] = hn::LoadU(d, scores + k * tile.stride + i * lanes);
+      }
+    }
+    for (std::int64_t j = 0; j < tile.columns; j += kTogether * lanes) {
+      HWY_UNROLL(4)
+      for (int k = 0; k < kRows; ++k) {
         HWY_UNROLL(4)
         for (int i = 0; i < kTogether; ++i) {
-          const V s = hn::LoadU(d, row + j + i * lanes);
-          largest[i] = hn::Max(largest[i], s);
+          const V s = hn::LoadU(d, scores + k * tile.stride + j + i * lanes);
+          largest[k][i] = hn::Max(largest[k][i], s);
           V centred = kCentred ? hn::Sub(s, pivot) : s;
           if constexpr (kPartial) {  // where -inf would make NaN of both sums
             const auto hidden = hn::Eq(s, hn::Set(d, -kInfinity));
-            hidden_count += hn::CountTrue(d, hidden);
+            hidden_count[k] += hn::CountTrue(d, hidden);
             centred = hn::IfThenZeroElse(hidden, centred);
           }
-          sum[i] = hn::Add(sum[i], centred);
-          squares[i] = hn::MulAdd(centred, centred, squares[i]);
+          const int chain = k * kTogether + i;
+          sum[chain] = hn::Add(sum[chain], centred);
+          squares[chain] = hn::MulAdd(centred, centred, squares[chain]);
         }
       }
-      const std::int64_t seen =
-          kPartial ? tile.columns - static_cast<std::int64_t>(hidden_count) : tile.keys;
-      visible_[r] += static_cast<float>(seen);
-      pairs_ += static_cast<double>(seen);
-      shift_[r] = largest_lane(max_by_halves<kTogether>(largest));
     }
-    add_moments(sum_by_halves<kTogether>(sum), moment1_);
-    add_moments(sum_by_halves<kTogether>(squares), moment2_);
+    HWY_UNROLL(4)
+    for (int k = 0; k < kRows; ++k) {
+      const std::int64_t seen =
+          kPartial ? tile.columns - static_cast<std::int64_t>(hidden_count[k]) : tile.keys;
+      visible_[first + k] += static_cast<float>(seen);
+      pairs_ += static_cast<double>(seen);
+      shift_[first + k] = largest_lane(max_by_halves<kTogether>(largest[k]));
+    }
   }
 
   // Long sums are kept in f64, lane by lane: the variance of a head adds up millions of pairs. A
@@ -332,9 +377,9 @@ class SoftmaxRows {
 
   // Which rows have a larger score than before is anyone's guess: they are listed without a branch,
   // and then looked through.
-  HWY_INLINE void find_tops(const TileScores& tile) {
+  HWY_INLINE void find_tops(const TileScores& tile, const RowRange& rows) {
     std::int64_t count = 0;
-    for (std::int64_t r = 0; r < count_; ++r) {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       risen_[count] = r;
       count += shift_[r] > maximum_[r] ? 1 : 0;
     }
@@ -370,10 +415,10 @@ class SoftmaxRows {
 
   // factor = 2^(old - new) for what has been summed so far; shift = the new maximum, or 0 in a row
   // that has seen nothing, where -inf - -inf would be NaN.
-  void update_factors() {
+  void update_factors(const RowRange& rows) {
     const D d;
     const V scale = hn::Set(d, to_log2_);
-    for (std::int64_t r = 0; r < count_; r += lanes_) {
+    for (std::int64_t r = rows.begin; r < rows.end; r += lanes_) {
       const V before = hn::LoadU(d, maximum_.get() + r), found = hn::LoadU(d, shift_.get() + r);
       // NaN compares false and is left to the weights: it becomes NaN there, in this row alone.
       const V now = hn::IfThenElse(hn::Gt(found, before), found, before);
@@ -395,25 +440,23 @@ class SoftmaxRows {
     return hn::IfThenZeroElse(hn::Eq(maximum, hn::Set(d, -kInfinity)), maximum);
   }
 
-  // Where a common offset would eat the variance, scores are summed relative to the mean of some of
-  // them; mostly it is no larger than they differ.
-  void choose_pivot(const TileScores& tile, std::int64_t first, std::int64_t end) {
-    double sum = 0, squares = 0, pairs = 0;
-    for (std::int64_t r = first; r < end; ++r) {
-      const float* row = tile.scores + r * tile.stride;
-      double of_row = 0;
-      for (std::int64_t j = 0; j < tile.keys && of_row < kPivotScores; ++j) {
-        if (row[j] == -kInfinity) continue;
-        sum += row[j];
-        squares += double{row[j]} * row[j];
-        of_row += 1;
-      }
-      pairs += of_row;
-    }
-    if (pairs == 0 || !std::isfinite(sum)) return;
-    const double mean = sum / pairs;
-    pivot_ = mean * mean * pairs <= squares / 2 ? 0.0f : static_cast<float>(mean);
+  // Where a common offset would eat the variance, scores are summed relative to the mean of the
+  // first that are seen; mostly it is no larger than they differ. Whether these, which have been
+  // summed, have to be once more.
+  bool choose_pivot() {
+    const double sum = sum_lanes(moment1_), squares = sum_lanes(moment2_);
+    if (pairs_ == 0 || !std::isfinite(sum)) return false;
     has_pivot_ = true;
+    const double mean = sum / pairs_;
+    const bool is_small = std::isfinite(squares) && mean * mean * pairs_ <= squares / 2;
+    pivot_ = is_small ? 0.0f : static_cast<float>(mean);
+    return pivot_ != 0;
+  }
+
+  void clear_moments() {
+    pairs_ = 0;
+    std::fill_n(moment1_, hn::MaxLanes(D()), 0.0);
+    std::fill_n(moment2_, hn::MaxLanes(D()), 0.0);
   }
 
   // What is done with weights besides summing them: nothing, their entropy, also a copy, and also
@@ -421,12 +464,13 @@ class SoftmaxRows {
   enum class Weighing : std::uint8_t { plain, watched, kept, dropped };
 
   template <Weighing kWeighing>
-  void weigh_rows(const TileScores& tile) {
-    tile.narrow != nullptr ? weigh_rows<true, kWeighing>(tile) : weigh_rows<false, kWeighing>(tile);
+  void weigh_rows(const TileScores& tile, const RowRange& rows) {
+    tile.narrow != nullptr ? weigh_rows<true, kWeighing>(tile, rows)
+                           : weigh_rows<false, kWeighing>(tile, rows);
   }
   template <bool kNarrow, Weighing kWeighing>
-  HWY_NOINLINE void weigh_rows(const TileScores& tile) {
-    for (std::int64_t r = 0; r < count_; ++r) {
+  HWY_NOINLINE void weigh_rows(const TileScores& tile, const RowRange& rows) {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       if (job_.ahead != nullptr && r % kAskEvery == 0) job_.ahead->ask();
       weigh<kNarrow, kWeighing>(tile, r);
     }
