@@ -35,6 +35,7 @@ struct BenchOptions {
 struct BenchResult {
   Timings ours, baseline;  // baseline is empty when left out
   Timings any_order;       // backward on a GPU without `deterministic`; else empty
+  Timings unwatched;       // forward without the statistics that were asked for; else empty
   double peak_gflops = 0;
   double difference = 0;  // between the two results, as a share of the largest value
   AttentionKernels kernels;
@@ -98,6 +99,11 @@ double cuda_peak_gflops(DType dtype, Device device) {
   return 2e-6 * std::pow(static_cast<double>(kSize), 3) / product.timings.median();
 }
 
+AttentionOptions without_statistics(AttentionOptions options) {
+  options.statistics = Statistics::none;
+  return options;
+}
+
 TimingOptions shown_by(Progress& progress, TimingOptions timing) {
   timing.progress = [&](int done, int total) { progress.update(done, total); };
   return timing;
@@ -112,6 +118,7 @@ BenchResult run_on_gpu(const BenchCase& bench, const TimingOptions& timing, Devi
   const AttentionOptions options = bench.options(device);
   AttentionOptions any = options;
   any.deterministic = false;
+  const AttentionOptions no_statistics = without_statistics(options);
   AttentionForward forward = attention_forward(in.q, in.k, in.v, options), next;
   AttentionGrads grads;
   const auto queue = [&](const AttentionOptions& with) {
@@ -124,11 +131,13 @@ BenchResult run_on_gpu(const BenchCase& bench, const TimingOptions& timing, Devi
     }
     synchronize(device);
   };
-  Contender ours, any_order;
+  Contender ours, any_order, unwatched;
   ours.run = [&] { queue(options); };
   any_order.run = [&] { queue(any); };
+  unwatched.run = [&] { queue(no_statistics); };
   std::vector<Contender*> contenders{&ours};
   if (bench.backward) contenders.push_back(&any_order);
+  if (bench.watches_forward()) contenders.push_back(&unwatched);
   Progress progress("timing attention");
   take_turns(contenders, shown_by(progress, timing));
   for (Contender* c : contenders) {
@@ -137,6 +146,7 @@ BenchResult run_on_gpu(const BenchCase& bench, const TimingOptions& timing, Devi
   BenchResult result;
   result.ours = ours.timings;
   result.any_order = any_order.timings;
+  result.unwatched = unwatched.timings;
   result.peak_gflops = cuda_peak_gflops(bench.dtype, device);
   result.kernels = attention_kernels(in.q, in.k, in.v, options);
   return result;
@@ -145,7 +155,8 @@ BenchResult run_on_gpu(const BenchCase& bench, const TimingOptions& timing, Devi
 BenchResult run_on_cpu(const BenchCase& bench, const TimingOptions& timing, bool with_baseline) {
   const Inputs in = draw_inputs(bench, kCpu);
   const AttentionOptions options = bench.options(kCpu);
-  Contender ours, baseline;
+  const AttentionOptions no_statistics = without_statistics(options);
+  Contender ours, baseline, unwatched;
   // The result of one run is freed while the next is not timed.
   AttentionForward forward = attention_forward(in.q, in.k, in.v, options), next_forward;
   AttentionGrads grads, next_grads;
@@ -159,6 +170,11 @@ BenchResult run_on_cpu(const BenchCase& bench, const TimingOptions& timing, bool
     ours.after = [&] { forward = std::move(next_forward); };
   }
   std::vector<Contender*> contenders{&ours};
+  if (bench.watches_forward()) {
+    unwatched.run = [&] { next_forward = attention_forward(in.q, in.k, in.v, no_statistics); };
+    unwatched.after = [&] { next_forward = {}; };
+    contenders.push_back(&unwatched);
+  }
   std::optional<ThreeStep> plain;
   if (with_baseline) {
     const auto widen = [](const Tensor& x) { return x.defined() ? to(x, DType::f32) : x; };
@@ -172,6 +188,7 @@ BenchResult run_on_cpu(const BenchCase& bench, const TimingOptions& timing, bool
   BenchResult result;
   result.ours = ours.timings;
   result.baseline = baseline.timings;
+  result.unwatched = unwatched.timings;
   result.peak_gflops = cpu_peak_gflops(bench.dtype);
   result.kernels = attention_kernels(in.q, in.k, in.v, options);
   if (plain && bench.backward) {
@@ -218,6 +235,10 @@ nlohmann::ordered_json report(const BenchOptions& options, const BenchResult& re
       {"share", ours / result.peak_gflops}};
   if (b.is_decode()) json["gbytes_per_s"] = b.key_value_bytes() / result.ours.median() * 1e-6;
   if (!result.any_order.empty()) json["any_order_ms"] = result.any_order.median();
+  if (!result.unwatched.empty()) {
+    json["unwatched_ms"] = result.unwatched.median();
+    json["statistics_cost"] = result.ours.times_as_long_as(result.unwatched) - 1;
+  }
   const bool compared = !result.baseline.empty();
   json["baseline_ms"] = compared ? nlohmann::ordered_json(result.baseline.median()) : nullptr;
   json["baseline_ms_fastest"] =
@@ -258,6 +279,7 @@ void print_text(const BenchOptions& options, const BenchResult& result) {
   };
   line("ours", result.ours);
   if (!result.any_order.empty()) line("any order", result.any_order);
+  if (!result.unwatched.empty()) line("unwatched", result.unwatched);
   if (!result.baseline.empty()) line("three-step", result.baseline);
   fmt::print("  {:<12}{:>13}{:>10.1f} GFLOP/s   multiply-adds for {}, measured\n\n", "peak", "",
              result.peak_gflops, to_string(b.dtype));
@@ -271,7 +293,11 @@ void print_text(const BenchOptions& options, const BenchResult& result) {
   fmt::print("\n");
   if (!result.any_order.empty()) {
     fmt::print("  to add up in one order, always the same, takes {:+.1f} %\n",
-               100 * (result.ours.median() / result.any_order.median() - 1));
+               100 * (result.ours.times_as_long_as(result.any_order) - 1));
+  }
+  if (!result.unwatched.empty()) {
+    fmt::print("  statistics take {:+.1f} %\n",
+               100 * (result.ours.times_as_long_as(result.unwatched) - 1));
   }
   if (b.is_decode()) {
     fmt::print("  ours reads K and V at {:.1f} GB/s\n",
@@ -340,7 +366,8 @@ void add_bench(CLI::App& app, Job& job) {
   attention->add_flag("--sinks", o->bench.sinks, "A score for each head that carries no value");
   attention->add_flag("--backward", o->bench.backward, "Time the backward pass alone");
   attention->add_flag("--statistics{all}", o->statistics,
-                      "Ask for all statistics, or for those named: --statistics=max_logit,entropy");
+                      "Ask for all statistics, or for those named: --statistics=max_logit,entropy; "
+                      "forward is timed without them, too");
   attention->add_flag("--tf32", o->bench.tf32,
                       "Let products of f32 round what they multiply to TF32, on a GPU");
   add_target(*attention, o->target);

@@ -38,6 +38,7 @@ struct BenchCase {
   bool has_pair_options() const {
     return bias != "none" || softcap > 0 || dropout > 0 || sinks || masks_pairs;
   }
+  bool watches_forward() const { return statistics != Statistics::none && !backward; }
   // The options of the call, their tensors on `device`.
   AttentionOptions options(Device device) const;
   // Few queries for many keys: bound by memory, not by arithmetic.

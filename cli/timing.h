@@ -9,10 +9,14 @@ namespace qkv::cli {
 
 struct Timings {
   std::vector<double> milliseconds{};  // one per timed run
+  int runs_a_turn = 1;
 
   bool empty() const { return milliseconds.empty(); }
   double median() const;
   double fastest() const;
+  // How many times as long as another takes that took turns with it: the median over turns, so that
+  // a machine that slows down from one to the next slows both.
+  double times_as_long_as(const Timings& other) const;
 };
 
 struct Contender {

@@ -249,6 +249,16 @@ class Bench(unittest.TestCase):
                 self.assertEqual(result["threads"], 1)
                 self.assertEqual(result["baseline_ms"] is None, "--no-baseline" in extra)
 
+    def test_statistics_are_timed_beside_none(self):
+        result = self.bench("--statistics=entropy", "--no-baseline")
+        self.assertTrue(result["statistics"])
+        self.assertGreater(result["unwatched_ms"], 0)
+        self.assertGreater(result["statistics_cost"], -1)
+        for others in ([], ["--statistics", "--backward"]):
+            self.assertNotIn("statistics_cost", self.bench("--no-baseline", *others))
+        run = qkv(*SMALL_BENCH, SMALL_SHAPE, "--statistics", "--no-baseline")
+        self.assertRegex(run.stdout, r"statistics take [+-]\d+\.\d %")
+
     def test_counts_operations(self):
         def flops(*arguments):
             result = self.bench("--no-baseline", *arguments)
