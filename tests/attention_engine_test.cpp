@@ -130,7 +130,7 @@ void check_shapes(const AttentionEngine& engine) {
 
 TEST(AttentionEngine, MultipliesTilesOfEveryShape) {
   const std::string before = cpu_target();
-  for (const std::string& target : test::tested_targets()) {
+  for (const std::string& target : cpu_targets()) {
     SCOPED_TRACE(target);
     set_cpu_target(target);
     check_shapes<float>(attention_engine(DType::f32));
