@@ -39,7 +39,7 @@ struct BenchLongOptions {
   std::string out;  // of a drawing
 };
 
-struct Inputs {
+struct LongInputs {
   Tensor q, k, v, dout;
   Tensor directions, e, f;
 };
@@ -58,14 +58,14 @@ Tensor draw(Generator& random, const std::array<std::int64_t, 3>& extents, float
   return reshape(contiguous(whole), {rows, length, size});
 }
 
-Inputs draw_inputs(const BenchLongOptions& o, std::int64_t length) {
+LongInputs draw_long_inputs(const BenchLongOptions& o, std::int64_t length) {
   const Device device = o.common.chosen_device();
   Generator random(1);
   const auto heads = [&] {  // [1, H, S, D] as a layer has them: a view of [1, S, H, D]
     const Tensor rows = draw(random, {1, length, o.heads * o.head_size}, 1.7f, o);
     return transpose(reshape(rows, {1, length, o.heads, o.head_size}), 1, 2);
   };
-  Inputs in{heads(), heads(), heads(), heads(), {}, {}, {}};
+  LongInputs in{heads(), heads(), heads(), heads(), {}, {}, {}};
   in.directions = to(orthogonal_directions(o.features, o.head_size, 1), device);
   const float share = 1 / std::sqrt(static_cast<float>(length));
   in.e = reshape(draw(random, {o.length, length, 1}, share, o), {o.length, length});
@@ -75,24 +75,25 @@ Inputs draw_inputs(const BenchLongOptions& o, std::int64_t length) {
 
 struct Method {
   const char* name;
-  std::function<Tensor(const Inputs&)> run;
+  std::function<Tensor(const LongInputs&)> run;
 };
 
 std::vector<Method> methods_of(const BenchLongOptions& o) {
   const Mask causal = o.causal ? Mask::causal() : Mask();
   std::vector<Method> methods;
-  methods.push_back(
-      {"exact", [=](const Inputs& in) { return attention(in.q, in.k, in.v, {.mask = causal}); }});
-  methods.push_back({"longformer", [=, half = o.window / 2](const Inputs& in) {
+  methods.push_back({"exact", [=](const LongInputs& in) {
+                       return attention(in.q, in.k, in.v, {.mask = causal});
+                     }});
+  methods.push_back({"longformer", [=, half = o.window / 2](const LongInputs& in) {
                        return attention(in.q, in.k, in.v,
                                         {.mask = causal & Mask::window(half, half)});
                      }});
   if (!o.causal) {
-    methods.push_back({"linformer", [](const Inputs& in) {
+    methods.push_back({"linformer", [](const LongInputs& in) {
                          return attention(in.q, matmul(in.e, in.k), matmul(in.f, in.v));
                        }});
   }
-  methods.push_back({"performer", [is_causal = o.causal](const Inputs& in) {
+  methods.push_back({"performer", [is_causal = o.causal](const LongInputs& in) {
                        return performer_attention(in.q, in.k, in.v, in.directions, {}, is_causal);
                      }});
   return methods;
@@ -108,7 +109,7 @@ struct Cell {
 // the system has to find and clear, is not what a method costs.
 constexpr double kLongMs = 1500, kVeryLongMs = 8000;
 
-Cell measure(const Method& method, const Inputs& in, bool backward, Device device) {
+Cell measure(const Method& method, const LongInputs& in, bool backward, Device device) {
   Contender contender;
   Tensor y;
   Gradients gradients;
@@ -154,7 +155,7 @@ Cell measure(const Method& method, const Inputs& in, bool backward, Device devic
   return cell;
 }
 
-struct Row {
+struct MethodRow {
   std::string method;
   bool backward = false;
   std::vector<std::optional<Cell>> cells{};  // by length; absent where a run would take too long
@@ -165,7 +166,7 @@ struct Row {
 struct Growth {
   double mean = 0, worst = 0;
 };
-Growth growth_of(const Row& row, const std::vector<std::int64_t>& lengths) {
+Growth growth_of(const MethodRow& row, const std::vector<std::int64_t>& lengths) {
   Growth growth;
   double logs = 0;
   int doublings = 0;
@@ -181,7 +182,7 @@ Growth growth_of(const Row& row, const std::vector<std::int64_t>& lengths) {
 }
 
 // The first length from which on it is never slower than exact attention.
-std::optional<std::int64_t> crossing(const Row& row, const Row& exact,
+std::optional<std::int64_t> crossing(const MethodRow& row, const MethodRow& exact,
                                      const std::vector<std::int64_t>& lengths) {
   std::optional<std::int64_t> from;
   for (std::size_t i = 0; i < lengths.size(); ++i) {
@@ -193,9 +194,9 @@ std::optional<std::int64_t> crossing(const Row& row, const Row& exact,
   return from;
 }
 
-std::vector<Row> run_all(const BenchLongOptions& o) {
+std::vector<MethodRow> run_all(const BenchLongOptions& o) {
   const std::vector<Method> methods = methods_of(o);
-  std::vector<Row> rows;
+  std::vector<MethodRow> rows;
   for (const bool backward : {false, true}) {
     for (const Method& method : methods) rows.push_back({method.name, backward});
   }
@@ -203,9 +204,9 @@ std::vector<Row> run_all(const BenchLongOptions& o) {
   const int total = static_cast<int>(o.lengths.size() * rows.size());
   int done = 0;
   for (const std::int64_t length : o.lengths) {
-    const Inputs in = draw_inputs(o, length);
+    const LongInputs in = draw_long_inputs(o, length);
     for (std::size_t r = 0; r < rows.size(); ++r) {
-      Row& row = rows[r];
+      MethodRow& row = rows[r];
       // Exact attention takes four times as long at twice the length.
       const bool stopped = !row.cells.empty() && !row.cells.back();
       const bool too_long = !row.cells.empty() && row.cells.back() && row.method == "exact" &&
@@ -222,14 +223,14 @@ std::vector<Row> run_all(const BenchLongOptions& o) {
   return rows;
 }
 
-Json report(const BenchLongOptions& o, const std::vector<Row>& rows) {
+Json report(const BenchLongOptions& o, const std::vector<MethodRow>& rows) {
   Json json{{"device", o.common.device}, {"target", cpu_target()},   {"threads", num_threads()},
             {"heads", o.heads},          {"head_size", o.head_size}, {"dtype", o.dtype},
             {"causal", o.causal},        {"window", o.window},       {"length", o.length},
             {"features", o.features},    {"lengths", o.lengths}};
   const std::size_t methods = rows.size() / 2;
   for (std::size_t r = 0; r < rows.size(); ++r) {
-    const Row& row = rows[r];
+    const MethodRow& row = rows[r];
     Json entry{{"method", row.method}, {"backward", row.backward}};
     for (const auto& cell : row.cells) {
       entry["ms"].push_back(cell ? Json(cell->ms) : Json());
@@ -248,7 +249,7 @@ Json report(const BenchLongOptions& o, const std::vector<Row>& rows) {
   return json;
 }
 
-void print_text(const BenchLongOptions& o, const std::vector<Row>& rows) {
+void print_text(const BenchLongOptions& o, const std::vector<MethodRow>& rows) {
   fmt::print("1 x {} heads of {}, {}{}; window {}, {} projected rows, {} features\n", o.heads,
              o.head_size, o.dtype, o.causal ? ", causal" : "", o.window, o.length, o.features);
   if (o.common.device == "cpu") {
@@ -288,7 +289,7 @@ void print_text(const BenchLongOptions& o, const std::vector<Row>& rows) {
 }
 
 // Time by length, forward and with backward side by side, and the memory of both.
-std::string drawing_of(const BenchLongOptions& o, const std::vector<Row>& rows) {
+std::string drawing_of(const BenchLongOptions& o, const std::vector<MethodRow>& rows) {
   const std::size_t methods = rows.size() / 2;
   std::vector<std::string> names;
   for (std::size_t r = 0; r < methods; ++r) names.push_back(rows[r].method);
@@ -303,7 +304,7 @@ std::string drawing_of(const BenchLongOptions& o, const std::vector<Row>& rows) 
     plot.x_ticks.assign(o.lengths.begin(), o.lengths.end());
     plot.y = study::PlotScale::logarithmic;
     for (std::size_t r = 0; r < methods; ++r) {
-      const Row& row = rows[r + (backward ? methods : 0)];
+      const MethodRow& row = rows[r + (backward ? methods : 0)];
       study::PlotSeries series{study::kStyles[r % std::size(study::kStyles)].style, {}, {}, {}};
       for (std::size_t i = 0; i < row.cells.size(); ++i) {
         if (!row.cells[i]) continue;
@@ -327,7 +328,7 @@ std::string drawing_of(const BenchLongOptions& o, const std::vector<Row>& rows) 
 void run_bench_long(const BenchLongOptions& o) {
   o.common.apply();
   if (!o.target.empty()) set_cpu_target(o.target);
-  const std::vector<Row> rows = run_all(o);
+  const std::vector<MethodRow> rows = run_all(o);
   if (!o.out.empty()) write_file_atomically(o.out, drawing_of(o, rows));
   if (o.common.json) {
     fmt::print("{}\n", report(o, rows).dump(2));

@@ -124,7 +124,7 @@ std::size_t peak_memory() {
   return static_cast<std::size_t>(usage.ru_maxrss) * 1024;
 }
 
-void print_text(const nlohmann::ordered_json& r) {
+void print_model(const nlohmann::ordered_json& r) {
   fmt::print("{} ({}), {:.1f} M parameters, {} weights of {:.0f} MB\n",
              r["model"].get<std::string>(), r["kind"].get<std::string>(),
              r["parameters"].get<double>() * 1e-6, r["dtype"].get<std::string>(),
@@ -206,7 +206,7 @@ void run_bench_model(const BenchModelOptions& o) {
   if (o.common.json) {
     fmt::print("{}\n", report.dump(2));
   } else {
-    print_text(report);
+    print_model(report);
   }
 }
 

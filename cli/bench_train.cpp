@@ -149,7 +149,7 @@ double peak_flops(const BenchTrainOptions& o) {
   return 2e3 * n * n * n / product.timings.median();
 }
 
-void print_text(const nlohmann::ordered_json& r) {
+void print_training(const nlohmann::ordered_json& r) {
   fmt::print("{}, {:.1f} M parameters, {} on {}\n", r["model"].get<std::string>(),
              r["parameters"].get<double>() * 1e-6, r["dtype"].get<std::string>(),
              r["device"].get<std::string>());
@@ -201,7 +201,7 @@ void run_bench_train(const BenchTrainOptions& o) {
   if (o.common.json) {
     fmt::print("{}\n", report.dump(2));
   } else {
-    print_text(report);
+    print_training(report);
   }
 }
 

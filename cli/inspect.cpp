@@ -23,7 +23,7 @@ struct InspectOptions {
   std::string path, filter, sort = "name";
 };
 
-struct Row {
+struct TensorRow {
   std::string name;
   TensorInfo info;
 };
@@ -39,23 +39,23 @@ struct Total {
 };
 
 // What a config.json beside the tensors calls the model.
-struct Model {
+struct ConfiguredModel {
   std::string type;
   std::vector<std::string> architectures;
 };
 
 struct Inspection {
   std::vector<std::string> files;
-  std::vector<Row> rows;  // those that the filter lets through
-  Total total;            // of the rows
+  std::vector<TensorRow> rows;  // those that the filter lets through
+  Total total;                  // of the rows
   std::map<std::string, Total> by_dtype;
   std::size_t tensors_in_all = 0;
   std::map<std::string, std::string> metadata;
-  Model model;
+  ConfiguredModel model;
 };
 
 // A config that cannot be read takes nothing away from the tensors: a word about it and on.
-Model read_model(const std::string& folder) {
+ConfiguredModel read_model(const std::string& folder) {
   const auto path = std::filesystem::path(folder) / "config.json";
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return {};
@@ -82,8 +82,9 @@ Inspection inspect(const InspectOptions& options) {
     result.by_dtype[result.rows.back().info.stored_dtype].add(result.rows.back().info);
   }
   if (options.sort == "size") {  // names() are sorted, and stay so among equals
-    std::stable_sort(result.rows.begin(), result.rows.end(),
-                     [](const Row& a, const Row& b) { return a.info.bytes > b.info.bytes; });
+    std::stable_sort(
+        result.rows.begin(), result.rows.end(),
+        [](const TensorRow& a, const TensorRow& b) { return a.info.bytes > b.info.bytes; });
   }
   return result;
 }
@@ -105,7 +106,7 @@ ordered_json report(const InspectOptions& options, const Inspection& result) {
   for (const auto& [dtype, total] : result.by_dtype) dtypes[dtype] = to_json(total);
   ordered_json total = to_json(result.total);
   total["dtypes"] = std::move(dtypes);
-  const Model& model = result.model;
+  const ConfiguredModel& model = result.model;
   return {{"path", options.path},
           {"files", result.files},
           {"model_type", model.type.empty() ? ordered_json() : ordered_json(model.type)},
@@ -129,7 +130,7 @@ std::string readable_bytes(std::uint64_t bytes) {
   return fmt::format("{} bytes ({:.4g} {})", bytes, value, units[unit]);
 }
 
-void print_table(const std::vector<Row>& rows) {
+void print_table(const std::vector<TensorRow>& rows) {
   std::size_t name_width = 4, dtype_width = 5, shape_width = 5;
   for (const auto& [name, info] : rows) {
     name_width = std::max(name_width, shown_name(name).size());
@@ -159,7 +160,7 @@ void print_text(const InspectOptions& options, const Inspection& result) {
     fmt::print("  {:<12}{}, {}, {}\n", dtype, count(part.tensors, "tensor"),
                count(part.parameters, "parameter"), readable_bytes(part.bytes));
   }
-  const Model& model = result.model;
+  const ConfiguredModel& model = result.model;
   if (!model.type.empty()) fmt::print("model_type: {}\n", shown_name(model.type));
   if (!model.architectures.empty()) {
     std::vector<std::string> names;

@@ -9,12 +9,13 @@
 namespace qkv::cli {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr int kTurns = 10;
 constexpr int kMinTurns = 3;        // for runs that take longer than a turn
 constexpr double kMaxSeconds = 20;  // in all; then kMinTurns are enough
 
 double run_once(const Contender& contender) {
-  using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   contender.run();
   const auto end = Clock::now();

@@ -27,7 +27,7 @@ struct TrainCommand {
   bool resume = false, json = false;
 };
 
-std::string rate_text(double rate) {
+std::string tokens_text(double rate) {
   return rate < 1e4 ? fmt::format("{:.0f}", rate) : fmt::format("{:.1f}k", rate / 1e3);
 }
 
@@ -37,7 +37,7 @@ class Teller {
   void step(const StepReport& r) {
     const std::string line = fmt::format(
         "{}/{}  epoch {:.2f}  loss {:.4f}  lr {:.2e}  norm {:.2f}  {} tokens/s  {} left", r.step,
-        r.steps, r.epoch, r.loss, r.lr, r.gradient_norm, rate_text(r.tokens_per_second),
+        r.steps, r.epoch, r.loss, r.lr, r.gradient_norm, tokens_text(r.tokens_per_second),
         time_text(r.seconds_left));
     if (!terminal_) {
       fmt::print(stderr, "{}\n", line);

@@ -337,7 +337,7 @@ TEST(Int8, WhatDoesNotFitIsNamed) {
   EXPECT_ERROR("must be i8", PackedWeight(Quantized{w, q.scale}));
   EXPECT_ERROR("scale must be f32", dequantize({q.values, Tensor::zeros({6, 3})}));
   EXPECT_ERROR("to f32, bf16 or f16", dequantize(q, DType::i32));
-  EXPECT_ERROR("weight must be f32", linear(w, q.values));
+  EXPECT_ERROR("weight must be floating point", linear(w, q.values));
   EXPECT_ERROR("at most", PackedWeight(Quantized{Tensor::zeros({1, 1 << 18}, {DType::i8}),
                                                  Tensor::zeros({1, 1})}));
 }

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "core/backend.h"
-#include "core/check.h"
 #include "core/quantized_group.h"
+#include "ops/checks.h"
 #include "ops/fold.h"
 #include "ops/layout.h"
 #include "ops/matmul_f32.h"
@@ -14,11 +14,6 @@
 
 namespace qkv {
 namespace {
-
-void check_floating(const char* op, const char* name, const Tensor& x) {
-  check(x.defined(), "{}: {} is undefined", op, name);
-  check(is_floating(x.dtype()), "{}: {} must be f32, bf16 or f16, got {}", op, name, x.dtype());
-}
 
 void check_bias(const char* op, const Tensor& bias, std::int64_t outputs) {
   if (!bias.defined()) return;

@@ -11,7 +11,7 @@ namespace qkv {
 namespace study {
 namespace {
 
-constexpr const char* kMethod = R"html(
+constexpr const char* kTrainMethod = R"html(
 <p>One small decoder (RMS norms before each part, rotary positions, a gated feed-forward) is trained
 once with each scale, from the same weights on the same batches. Matrices are drawn after Glorot and
 Bengio, so that the entries of q and k begin with variance 1: what the argument for 1/√d<sub>k</sub>
@@ -105,7 +105,7 @@ std::string to_html(const TrainStudy& study) {
   for (CurveGroup& group : named) group.name = "scale " + group.name;
   html += study::findings_html(findings(study)) + "<section>\n<h2>Curves</h2>\n" +
           study::curves_html(named) + "</section>\n<section class=\"method\">\n" +
-          "<h2>How it was measured</h2>\n" + study::kMethod + "</section>\n";
+          "<h2>How it was measured</h2>\n" + study::kTrainMethod + "</section>\n";
   return study::page("Why 1/√d_k? Seen in training", html);
 }
 

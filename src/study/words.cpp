@@ -9,7 +9,7 @@
 namespace qkv::study {
 namespace {
 
-constexpr int kWidth = 100;
+constexpr int kColumns = 100;
 
 std::string wrapped(const std::string& label, const std::string& text) {
   constexpr int kIndent = 12;
@@ -20,7 +20,7 @@ std::string wrapped(const std::string& label, const std::string& text) {
     // Bytes that continue a UTF-8 character take no column.
     const auto width = static_cast<int>(std::count_if(
         word.begin(), word.end(), [](unsigned char c) { return (c & 0xC0) != 0x80; }));
-    if (column > kIndent && column + 1 + width > kWidth) {
+    if (column > kIndent && column + 1 + width > kColumns) {
       result += '\n' + std::string(kIndent, ' ');
       column = kIndent;
     }

@@ -20,7 +20,7 @@ struct Name {
   std::uint32_t categories;
 };
 using enum Category;
-constexpr Name kNames[] = {
+constexpr Name kClasses[] = {
     {"L", bits(lu, lo)},     {"Lu", bits(lu, lu)},          {"Ll", bits(ll, ll)},
     {"Lt", bits(lt, lt)},    {"Lm", bits(lm, lm)},          {"Lo", bits(lo, lo)},
     {"M", bits(mn, me)},     {"Mn", bits(mn, mn)},          {"Mc", bits(mc, mc)},
@@ -66,8 +66,8 @@ bool Property::named(std::string_view name, Property& property) {
     property.special = Special::space;
     return true;
   }
-  const auto* found = std::ranges::find(kNames, name, &Name::name);
-  if (found == std::end(kNames)) return false;
+  const auto* found = std::ranges::find(kClasses, name, &Name::name);
+  if (found == std::end(kClasses)) return false;
   property.categories = found->categories;
   return true;
 }

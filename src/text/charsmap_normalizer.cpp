@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kLongestWhole = 5;
 
-struct Change {
+struct Mapped {
   char32_t value = 0;
   int change = 0;
 };
@@ -39,7 +39,7 @@ class CharsmapNormalizer final : public Normalizer {
   explicit CharsmapNormalizer(Charsmap rules) : rules_(std::move(rules)) {}
 
   void apply(AlignedText& text, AlignedText& spare) const override {
-    std::vector<Change> changes;  // only where origins are asked for
+    std::vector<Mapped> changes;  // only where origins are asked for
     bool modified = false;
     spare.clear();
     const std::string_view all = text.text;
@@ -80,7 +80,7 @@ class CharsmapNormalizer final : public Normalizer {
     if (!modified) return;
     if (text.tracked) {
       Rewriter out(text, spare);
-      for (const Change& c : changes) out.put(c.value, c.change);
+      for (const Mapped& c : changes) out.put(c.value, c.change);
     }
     spare.tracked = text.tracked;
     std::swap(text, spare);

@@ -157,7 +157,7 @@ DecoderPtr make_ctc(const Config& config) {
   });
 }
 
-DecoderPtr make_sequence(const Config& config) {
+DecoderPtr make_decoder_sequence(const Config& config) {
   std::vector<DecoderPtr> steps;
   for (const Config& inner : config.objects("decoders")) steps.push_back(make_decoder(inner));
   return step([steps = std::move(steps)](std::vector<std::string>& tokens) {
@@ -178,7 +178,7 @@ DecoderPtr make_decoder(const Config& config) {
   if (type == "Replace") return make_replace(config);
   if (type == "Strip") return make_strip(config);
   if (type == "CTC") return make_ctc(config);
-  if (type == "Sequence") return make_sequence(config);
+  if (type == "Sequence") return make_decoder_sequence(config);
   fail(
       "{}: '{}' is not supported; supported are ByteLevel, WordPiece, Metaspace, BPEDecoder, "
       "ByteFallback, Fuse, Strip, Replace, CTC and Sequence",

@@ -32,7 +32,7 @@ std::size_t run_end(std::string_view text, std::size_t at, CharKind kind) {
   return at;
 }
 
-std::size_t word_end(std::string_view text, std::size_t at) {
+std::size_t gpt2_word_end(std::string_view text, std::size_t at) {
   if (text[at] == '\'') {
     if (const std::size_t size = contraction(text.substr(at + 1))) return at + 1 + size;
   }
@@ -53,7 +53,7 @@ std::size_t word_end(std::string_view text, std::size_t at) {
 void append_gpt2_words(std::string_view text, const Part& part, std::vector<Part>& words) {
   const std::string_view inside = text.substr(0, part.end);
   for (std::size_t at = part.begin; at < part.end;) {
-    const std::size_t end = word_end(inside, at);
+    const std::size_t end = gpt2_word_end(inside, at);
     words.push_back({at, end});
     at = end;
   }

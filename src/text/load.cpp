@@ -16,8 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 using PipelinePtr = std::shared_ptr<const Tokenizer::Pipeline>;
 
-constexpr std::uint64_t kLargestFile = std::uint64_t{256} << 20;
-
 bool is_file(const fs::path& path) {
   std::error_code ignored;
   return fs::is_regular_file(path, ignored);

@@ -134,9 +134,9 @@ class Replace final : public Normalizer {
   std::string content_;
 };
 
-class Sequence final : public Normalizer {
+class NormalizerSequence final : public Normalizer {
  public:
-  explicit Sequence(std::vector<NormalizerPtr> steps) : steps_(std::move(steps)) {}
+  explicit NormalizerSequence(std::vector<NormalizerPtr> steps) : steps_(std::move(steps)) {}
   void apply(AlignedText& text, AlignedText& spare) const override {
     for (const NormalizerPtr& step : steps_) step->apply(text, spare);
   }
@@ -145,10 +145,10 @@ class Sequence final : public Normalizer {
   std::vector<NormalizerPtr> steps_;
 };
 
-NormalizerPtr make_sequence(const Config& config) {
+NormalizerPtr make_normalizer_sequence(const Config& config) {
   std::vector<NormalizerPtr> steps;
   for (const Config& step : config.objects("normalizers")) steps.push_back(make_normalizer(step));
-  return std::make_unique<Sequence>(std::move(steps));
+  return std::make_unique<NormalizerSequence>(std::move(steps));
 }
 
 }  // namespace
@@ -157,7 +157,7 @@ NormalizerPtr make_normalizer(const Config& config) {
   if (auto bert = make_bert_normalizer(config)) return bert;
   if (auto charsmap = make_charsmap_normalizer(config)) return charsmap;
   const std::string type = config.text("type");
-  if (type == "Sequence") return make_sequence(config);
+  if (type == "Sequence") return make_normalizer_sequence(config);
   if (type == "NFC") return std::make_unique<Form>(NormalForm::nfc);
   if (type == "NFD") return std::make_unique<Form>(NormalForm::nfd);
   if (type == "NFKC") return std::make_unique<Form>(NormalForm::nfkc);

@@ -151,9 +151,9 @@ class FixedLength final : public PreTokenizer {
   std::int64_t length_;
 };
 
-class Sequence final : public PreTokenizer {
+class PreTokenizerSequence final : public PreTokenizer {
  public:
-  explicit Sequence(std::vector<PreTokenizerPtr> steps) : steps_(std::move(steps)) {}
+  explicit PreTokenizerSequence(std::vector<PreTokenizerPtr> steps) : steps_(std::move(steps)) {}
   void apply(Words& words, Words& spare) const override {
     for (const PreTokenizerPtr& step : steps_) step->apply(words, spare);
   }
@@ -162,14 +162,15 @@ class Sequence final : public PreTokenizer {
   std::vector<PreTokenizerPtr> steps_;
 };
 
-PreTokenizerPtr make_sequence(const Config& config, const PreTokenizerOptions& options) {
+PreTokenizerPtr make_pre_tokenizer_sequence(const Config& config,
+                                            const PreTokenizerOptions& options) {
   std::vector<PreTokenizerPtr> steps;
   const std::vector<Config> configs = config.objects("pretokenizers");
   for (std::size_t i = 0; i < configs.size(); ++i) {
     const bool last = i + 1 == configs.size();
     steps.push_back(make_pre_tokenizer(configs[i], last ? options : PreTokenizerOptions{}));
   }
-  return std::make_unique<Sequence>(std::move(steps));
+  return std::make_unique<PreTokenizerSequence>(std::move(steps));
 }
 
 char32_t one_character(const Config& config, const std::string& key) {
@@ -188,7 +189,7 @@ PreTokenizerPtr make_pre_tokenizer(const Config& config, const PreTokenizerOptio
   const auto behavior = [&](const char* fallback) {
     return split_behavior(config.text_or("behavior", fallback), config.where("behavior"));
   };
-  if (type == "Sequence") return make_sequence(config, options);
+  if (type == "Sequence") return make_pre_tokenizer_sequence(config, options);
   if (type == "BertPreTokenizer") return std::make_unique<Bert>();
   if (type == "Whitespace") return std::make_unique<Whitespace>();
   if (type == "WhitespaceSplit") return at_characters(is_space, SplitBehavior::removed);

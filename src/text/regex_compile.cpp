@@ -15,14 +15,14 @@ using Op = RegexStep::Op;
 constexpr std::uint32_t kUnlimited = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint32_t kMostRepeats = 1000;
 constexpr std::size_t kMostSteps = 20'000;
-constexpr int kDeepest = 50;
+constexpr int kDeepestGroups = 50;
 
 // Steps that belong together, addressed from their own beginning.
-struct Piece {
+struct Block {
   std::vector<RegexStep> steps;
   bool can_be_empty = true;
 
-  void append(const Piece& other) {
+  void append(const Block& other) {
     const auto base = static_cast<std::uint32_t>(steps.size());
     for (RegexStep step : other.steps) {
       if (step.op == Op::split || step.op == Op::jump || step.op == Op::look ||
@@ -43,7 +43,7 @@ class Compiler {
   }
 
   RegexProgram compile() {
-    Piece piece = alternatives();
+    Block piece = alternatives();
     check(done(), "{}: ')' without '(' at byte {} of the pattern", where_, at_);
     piece.steps.push_back({});
     for (CharClass& set : program_.classes) set.finish();
@@ -70,14 +70,15 @@ class Compiler {
          shown_name(pattern_));
   }
 
-  Piece alternatives() {
-    check(++depth_ <= kDeepest, "{}: more than {} groups inside of each other", where_, kDeepest);
+  Block alternatives() {
+    check(++depth_ <= kDeepestGroups, "{}: more than {} groups inside of each other", where_,
+          kDeepestGroups);
     const bool outer_case = ignore_case_;
-    Piece result = sequence();
+    Block result = sequence();
     while (take("|")) {
-      Piece other = sequence();
+      Block other = sequence();
       // split first, other; first; jump to the end; other
-      Piece both;
+      Block both;
       both.steps.push_back({.op = Op::split, .a = 1, .b = result.size() + 2});
       both.append(result);
       both.steps.push_back({.op = Op::jump, .a = result.size() + 2 + other.size()});
@@ -91,10 +92,10 @@ class Compiler {
     return result;
   }
 
-  Piece sequence() {
-    Piece result;
+  Block sequence() {
+    Block result;
     while (!done() && !starts("|") && !starts(")")) {
-      const Piece next = repeated();
+      const Block next = repeated();
       result.append(next);
       result.can_be_empty = result.can_be_empty && next.can_be_empty;
       check(result.steps.size() <= kMostSteps, "{}: the pattern is too large", where_);
@@ -150,8 +151,8 @@ class Compiler {
     return repeat;
   }
 
-  Piece repeated() {
-    Piece piece = atom();
+  Block repeated() {
+    Block piece = atom();
     while (const auto repeat = repetition()) {
       piece = repeat_piece(piece, *repeat);
       check(piece.steps.size() <= kMostSteps, "{}: the pattern is too large", where_);
@@ -159,8 +160,8 @@ class Compiler {
     return piece;
   }
 
-  Piece repeat_piece(const Piece& piece, const Repeat& repeat) {
-    Piece result;
+  Block repeat_piece(const Block& piece, const Repeat& repeat) {
+    Block result;
     result.can_be_empty = repeat.least == 0 || piece.can_be_empty;
     if (piece.steps.size() == 1 && piece.steps[0].op == Op::one && repeat.greed != Greed::lazy) {
       RegexStep run = piece.steps[0];
@@ -176,7 +177,7 @@ class Compiler {
     }
     const std::size_t copies = repeat.most == kUnlimited ? repeat.least + 1 : repeat.most;
     check(copies * (piece.steps.size() + 2) <= kMostSteps, "{}: the pattern is too large", where_);
-    Piece body;
+    Block body;
     for (std::uint32_t i = 0; i < repeat.least; ++i) body.append(piece);
     const bool lazy = repeat.greed == Greed::lazy;
     const auto branch = [&](std::uint32_t inside, std::uint32_t after) {
@@ -203,8 +204,8 @@ class Compiler {
   }
 
   // op, the steps, accept; and on behind them.
-  static Piece enclosed(Op op, std::uint32_t b, const Piece& inside, bool can_be_empty) {
-    Piece result;
+  static Block enclosed(Op op, std::uint32_t b, const Block& inside, bool can_be_empty) {
+    Block result;
     result.steps.push_back({.op = op, .a = inside.size() + 2, .b = b});
     result.append(inside);
     result.steps.push_back({});
@@ -212,14 +213,14 @@ class Compiler {
     return result;
   }
 
-  Piece single(Op op, std::uint32_t b = 0) {
-    Piece piece;
+  Block single(Op op, std::uint32_t b = 0) {
+    Block piece;
     piece.steps.push_back({.op = op, .b = b});
     return piece;
   }
 
-  Piece of_class(CharClass set) {
-    Piece piece;
+  Block of_class(CharClass set) {
+    Block piece;
     piece.steps.push_back(
         {.op = Op::one, .a = static_cast<std::uint32_t>(program_.classes.size())});
     program_.classes.push_back(std::move(set));
@@ -227,41 +228,41 @@ class Compiler {
     return piece;
   }
 
-  Piece literal(char32_t c) {
+  Block literal(char32_t c) {
     CharClass set;
     set.add(c, c);
     if (ignore_case_) set.ignore_case();
     return of_class(std::move(set));
   }
 
-  Piece close_group(Piece inside) {
+  Block close_group(Block inside) {
     check(take(")"), "{}: '(' without ')' in the pattern", where_);
     return inside;
   }
 
-  Piece look_behind(std::uint32_t negative) {
-    const Piece inside = close_group(alternatives());
+  Block look_behind(std::uint32_t negative) {
+    const Block inside = close_group(alternatives());
     if (inside.steps.size() != 1 || inside.steps[0].op != Op::one) {
       unsupported("looking behind at more than one character");
     }
-    Piece piece = single(Op::behind, negative);
+    Block piece = single(Op::behind, negative);
     piece.steps[0].a = inside.steps[0].a;
     return piece;
   }
 
-  Piece group() {
+  Block group() {
     if (take("?:")) return close_group(alternatives());
     if (take("?=")) return enclosed(Op::look, 0, close_group(alternatives()), true);
     if (take("?!")) return enclosed(Op::look, 1, close_group(alternatives()), true);
     if (take("?<=")) return look_behind(0);
     if (take("?<!")) return look_behind(1);
     if (take("?>")) {
-      const Piece inside = close_group(alternatives());
+      const Block inside = close_group(alternatives());
       return enclosed(Op::atomic, 0, inside, inside.can_be_empty);
     }
     if (take("?i:")) {
       const bool outer = std::exchange(ignore_case_, true);
-      Piece inside = close_group(alternatives());
+      Block inside = close_group(alternatives());
       ignore_case_ = outer;
       return inside;
     }
@@ -273,7 +274,7 @@ class Compiler {
     return close_group(alternatives());
   }
 
-  Piece atom() {
+  Block atom() {
     if (take("(")) return group();
     if (take("[")) return of_class(bracket());
     if (take("^")) return single(Op::line_begin);
@@ -378,7 +379,8 @@ class Compiler {
   }
 
   CharClass bracket() {
-    check(++depth_ <= kDeepest, "{}: more than {} sets inside of each other", where_, kDeepest);
+    check(++depth_ <= kDeepestGroups, "{}: more than {} sets inside of each other", where_,
+          kDeepestGroups);
     CharClass set;
     const bool negated = take("^");
     bool first = true;

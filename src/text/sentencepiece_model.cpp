@@ -14,8 +14,6 @@
 namespace qkv::text {
 namespace {
 
-constexpr std::uint64_t kLargestFile = std::uint64_t{256} << 20;
-
 // The fields of one message, in the wire format of protocol buffers.
 class Message {
  public:

@@ -11,7 +11,7 @@
 namespace qkv::text {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, SplitBehavior>, 5> kNames{{
+constexpr std::array<std::pair<std::string_view, SplitBehavior>, 5> kBehaviors{{
     {"Removed", SplitBehavior::removed},
     {"Isolated", SplitBehavior::isolated},
     {"MergedWithPrevious", SplitBehavior::merged_with_previous},
@@ -26,7 +26,7 @@ void append(std::vector<Part>& parts, const Part& part) {
 }  // namespace
 
 SplitBehavior split_behavior(const std::string& name, const std::string& where) {
-  for (const auto& [known, behavior] : kNames) {
+  for (const auto& [known, behavior] : kBehaviors) {
     if (known == name) return behavior;
   }
   fail(

@@ -10,10 +10,9 @@
 namespace qkv::text {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
-constexpr std::uint64_t kLargestFile = std::uint64_t{256} << 20;
-constexpr std::size_t kDeepest = 64;
+constexpr std::size_t kDeepestValues = 64;
 // Of the settings, written out; Config has bounds of its own.
 constexpr std::size_t kLargestSettings = std::size_t{15} << 20;
 
@@ -86,7 +85,8 @@ class Reader final : public nlohmann::json_sax<Json> {
 
   // True when a list or object is model.vocab or model.merges, or lies within.
   bool enter(bool list) {
-    check(++depth_ <= kDeepest, "{}: more than {} levels of nesting", file_.name, kDeepest);
+    check(++depth_ <= kDeepestValues, "{}: more than {} levels of nesting", file_.name,
+          kDeepestValues);
     if (place_ != Place::settings) {
       check(list && depth_ == vocabulary_depth_ + 1 && list_,
             "{}: model.{} holds something unexpected", file_.name,

@@ -15,6 +15,7 @@ inline constexpr TokenId kNoToken = std::numeric_limits<TokenId>::max();
 // The largest vocabularies have a quarter of a million tokens; ids index tables, so a file that
 // claims much larger ones is refused before it costs memory.
 inline constexpr TokenId kLargestId = (TokenId{1} << 22) - 1;
+inline constexpr std::uint64_t kLargestFile = std::uint64_t{256} << 20;
 
 class Vocabulary {
  public:

@@ -7,8 +7,6 @@
 namespace qkv::data {
 namespace {
 
-constexpr std::int64_t kIgnored = -100;
-
 std::int64_t source_size(const Example& example, bool with_prefix) {
   return static_cast<std::int64_t>(example.source.size() +
                                    (with_prefix ? example.file.prefix.size() : 0));

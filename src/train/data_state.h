@@ -15,6 +15,9 @@
 namespace qkv {
 namespace data {
 
+// A label that counts for nothing, as CrossEntropyOptions has it.
+inline constexpr std::int64_t kIgnored = -100;
+
 // A text file in tokens.
 struct File {
   TokenFile tokens;

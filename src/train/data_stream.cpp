@@ -7,8 +7,6 @@
 namespace qkv::data {
 namespace {
 
-constexpr std::int64_t kIgnored = -100;
-
 // Tokens [begin, end) of the text.
 struct Range {
   std::int64_t begin = 0, end = 0;
