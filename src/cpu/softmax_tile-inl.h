@@ -15,6 +15,7 @@
 
 #include "cpu/attention_block.h"
 #include "cpu/exp-inl.h"
+#include "cpu/score_moments-inl.h"
 #include "cpu/score_row-inl.h"
 #include "hwy/highway.h"
 
@@ -53,8 +54,7 @@ class SoftmaxRows {
   // Rows whose scores become weights before the next: so many stay in the first-level cache from
   // one look to the next, which a tile does not. Whole vectors of rows.
   static constexpr std::int64_t kWarmRows = 16;
-  // Of them at a time: a lane's scores of so many are summed in f32.
-  static constexpr std::int64_t kSurveyed = HWY_LANES(float) >= 4 ? 4 : 1;
+  static constexpr std::int64_t kSurveyed = ScoreMoments::kMostRows;  // of them at a time
   using D = hn::ScalableTag<float>;
   using V = hn::Vec<D>;
 
@@ -94,9 +94,7 @@ class SoftmaxRows {
     if (entropy_) std::fill_n(weighted_.get(), count * lanes_, 0.0f);
     std::fill_n(visible_.get(), count, 0.0f);
     std::fill_n(top_.get(), count, -1);
-    has_pivot_ = false;
-    pivot_ = 0;
-    clear_moments();
+    moments_.begin();
   }
 
   // Turns the tile's scores into weights and rescales the output sums (null: none) where a row
@@ -211,12 +209,9 @@ class SoftmaxRows {
       if (visible_[r] > 1) sums.entropy_relative += result.entropy * one_over_log;
       if (result.factor > 0.99f) sums.saturated += 1;
     }
-    sums.pairs = pairs_;
-    if (pairs_ > 0) {
-      const double first = sum_lanes(moment1_), second = sum_lanes(moment2_);
-      sums.mean = (pivot_ + first / pairs_) * unit_;
-      sums.deviation = std::max(second - first * first / pairs_, 0.0) * unit_ * unit_;
-    }
+    sums.pairs = moments_.pairs();
+    sums.mean = moments_.mean() * unit_;
+    sums.deviation = moments_.deviation() * unit_ * unit_;
     return sums;
   }
 
@@ -238,7 +233,14 @@ class SoftmaxRows {
         scorer_.finish_row(r, row, tile.partial, collect_);
         if (!survey_) shift_[r] = largest_of(row, tile.columns);
       }
-      if (survey_) survey(tile, {first, end});
+      if (survey_) {
+        moments_.survey({.scores = tile.scores + first * tile.stride,
+                         .stride = tile.stride,
+                         .keys = tile.keys,
+                         .columns = tile.columns,
+                         .partial = tile.partial || job_.problem.bias.defined()},  // may hide, too
+                        end - first, {shift_.get() + first, visible_.get() + first});
+      }
     }
     if (find_top_) find_tops(tile, rows);
     update_factors(rows);
@@ -257,11 +259,6 @@ class SoftmaxRows {
     const D d;
     return hn::GetLane(hn::SumOfLanes(d, hn::Load(d, lanes)));
   }
-  static double sum_lanes(const double* lanes) {
-    double sum = 0;
-    for (std::size_t i = 0; i < hn::Lanes(D()); ++i) sum += lanes[i];
-    return sum;
-  }
 
   // Columns are whole multiples of 32, and as many maxima as fit are looked for side by side.
   HWY_INLINE float largest_of(const float* row, std::int64_t columns) const {
@@ -278,101 +275,6 @@ class SoftmaxRows {
       }
     }
     return largest_lane(max_by_halves<kTogether>(largest));
-  }
-
-  // The largest score of each of a few rows, and what the moments need: how many are visible, their
-  // sum and that of their squares, relative to the pivot.
-  HWY_INLINE void survey(const TileScores& tile, const RowRange& rows) {
-    survey_relative(tile, rows);
-    if (has_pivot_ || !choose_pivot()) return;
-    std::fill_n(visible_.get() + rows.begin, rows.end - rows.begin, 0.0f);
-    clear_moments();
-    survey_relative(tile, rows);
-  }
-
-  void survey_relative(const TileScores& tile, const RowRange& rows) {
-    const bool partial = tile.partial || job_.problem.bias.defined();  // a bias may hide, too
-    if (pivot_ == 0) {
-      partial ? survey_rows<true, false>(tile, rows) : survey_rows<false, false>(tile, rows);
-    } else {
-      partial ? survey_rows<true, true>(tile, rows) : survey_rows<false, true>(tile, rows);
-    }
-  }
-
-  // Four sums side by side, of several rows where these have few vectors: a chain would be waited
-  // for.
-  static constexpr int kChains = 4;
-  using Sums = V[kChains];
-
-  template <bool kPartial, bool kCentred>
-  HWY_NOINLINE void survey_rows(const TileScores& tile, const RowRange& rows) {
-    constexpr int kRows = kChains / std::min<int>(kChains, 32 / hn::MaxLanes(D()));
-    const D d;
-    Sums sum, squares;
-    HWY_UNROLL(4)
-    for (int i = 0; i < kChains; ++i) sum[i] = squares[i] = hn::Zero(d);
-    std::int64_t r = rows.begin;
-    for (; r + kRows <= rows.end; r += kRows) {
-      survey_some<kPartial, kCentred, kRows>(tile, r, sum, squares);
-    }
-    for (; r < rows.end; ++r) survey_some<kPartial, kCentred, 1>(tile, r, sum, squares);
-    add_moments(sum_by_halves<kChains>(sum), moment1_);
-    add_moments(sum_by_halves<kChains>(squares), moment2_);
-  }
-
-  template <bool kPartial, bool kCentred, int kRows>
-  HWY_INLINE void survey_some(const TileScores& tile, std::int64_t first, Sums& sum,
-                              Sums& squares) {
-    constexpr int kTogether = std::min<int>(kChains, 32 / hn::MaxLanes(D()));
-    const D d;
-    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    const V pivot = hn::Set(d, pivot_);
-    const float* const scores = tile.scores + first * tile.stride;
-    V largest[kRows][kTogether];
-    [[maybe_unused]] std::size_t hidden_count[kRows] = {};
-    HWY_UNROLL(4)
-    for (int k = 0; k < kRows; ++k) {
-      HWY_UNROLL(4)
-      for (int i = 0; i < kTogether; ++i) {
-        largest[k][i] = hn::LoadU(d, scores + k * tile.stride + i * lanes);
-      }
-    }
-    for (std::int64_t j = 0; j < tile.columns; j += kTogether * lanes) {
-      HWY_UNROLL(4)
-      for (int k = 0; k < kRows; ++k) {
-        HWY_UNROLL(4)
-        for (int i = 0; i < kTogether; ++i) {
-          const V s = hn::LoadU(d, scores + k * tile.stride + j + i * lanes);
-          largest[k][i] = hn::Max(largest[k][i], s);
-          V centred = kCentred ? hn::Sub(s, pivot) : s;
-          if constexpr (kPartial) {  // where -inf would make NaN of both sums
-            const auto hidden = hn::Eq(s, hn::Set(d, -kInfinity));
-            hidden_count[k] += hn::CountTrue(d, hidden);
-            centred = hn::IfThenZeroElse(hidden, centred);
-          }
-          const int chain = k * kTogether + i;
-          sum[chain] = hn::Add(sum[chain], centred);
-          squares[chain] = hn::MulAdd(centred, centred, squares[chain]);
-        }
-      }
-    }
-    HWY_UNROLL(4)
-    for (int k = 0; k < kRows; ++k) {
-      const std::int64_t seen =
-          kPartial ? tile.columns - static_cast<std::int64_t>(hidden_count[k]) : tile.keys;
-      visible_[first + k] += static_cast<float>(seen);
-      pairs_ += static_cast<double>(seen);
-      shift_[first + k] = largest_lane(max_by_halves<kTogether>(largest[k]));
-    }
-  }
-
-  // Long sums are kept in f64, lane by lane: the variance of a head adds up millions of pairs. A
-  // few rows are summed in f32 before.
-  static HWY_INLINE void add_moments(V sums, double* to) {
-    const D d;
-    HWY_ALIGN float lane[hn::MaxLanes(D())];
-    hn::Store(sums, d, lane);
-    for (std::size_t i = 0; i < hn::Lanes(d); ++i) to[i] += lane[i];
   }
 
   // Which rows have a larger score than before is anyone's guess: they are listed without a branch,
@@ -438,25 +340,6 @@ class SoftmaxRows {
   static HWY_INLINE V or_zero(V maximum) {
     const D d;
     return hn::IfThenZeroElse(hn::Eq(maximum, hn::Set(d, -kInfinity)), maximum);
-  }
-
-  // Where a common offset would eat the variance, scores are summed relative to the mean of the
-  // first that are seen; mostly it is no larger than they differ. Whether these, which have been
-  // summed, have to be once more.
-  bool choose_pivot() {
-    const double sum = sum_lanes(moment1_), squares = sum_lanes(moment2_);
-    if (pairs_ == 0 || !std::isfinite(sum)) return false;
-    has_pivot_ = true;
-    const double mean = sum / pairs_;
-    const bool is_small = std::isfinite(squares) && mean * mean * pairs_ <= squares / 2;
-    pivot_ = is_small ? 0.0f : static_cast<float>(mean);
-    return pivot_ != 0;
-  }
-
-  void clear_moments() {
-    pairs_ = 0;
-    std::fill_n(moment1_, hn::MaxLanes(D()), 0.0);
-    std::fill_n(moment2_, hn::MaxLanes(D()), 0.0);
   }
 
   // What is done with weights besides summing them: nothing, their entropy, also a copy, and also
@@ -593,11 +476,7 @@ class SoftmaxRows {
   Scratch<float> visible_;
   Scratch<std::int64_t> top_, risen_;
   Scratch<float> keep_;
-  bool has_pivot_ = false;
-  float pivot_ = 0;
-  double pairs_ = 0;
-  HWY_ALIGN double moment1_[hn::MaxLanes(D())] = {};
-  HWY_ALIGN double moment2_[hn::MaxLanes(D())] = {};
+  ScoreMoments moments_;
   Scratch<Result> results_;
 };
 
