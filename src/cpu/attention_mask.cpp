@@ -115,10 +115,12 @@ TileKind BlockMask::classify(std::int64_t key_begin, std::int64_t key_end) const
 
 void BlockMask::write_bytes(std::int64_t r, std::int64_t key_begin, std::int64_t key_end,
                             std::uint8_t* visible) const {
-  const KeyInterval& seen = intervals_[r];
-  for (std::int64_t j = key_begin; j < key_end; ++j) {
-    visible[j - key_begin] = j >= seen.begin && j < seen.end;
-  }
+  const std::int64_t keys = key_end - key_begin;
+  const std::int64_t begin = std::clamp<std::int64_t>(intervals_[r].begin - key_begin, 0, keys);
+  const std::int64_t end = std::clamp<std::int64_t>(intervals_[r].end - key_begin, begin, keys);
+  std::fill(visible, visible + begin, std::uint8_t{0});
+  std::fill(visible + begin, visible + end, std::uint8_t{1});
+  std::fill(visible + end, visible + keys, std::uint8_t{0});
   if (!global_count_.empty()) {
     for (std::int64_t j = key_begin; j < std::min(key_end, ends_[r]); ++j) {
       if (global_count_[j + 1] > global_count_[j]) visible[j - key_begin] = 1;
@@ -126,12 +128,17 @@ void BlockMask::write_bytes(std::int64_t r, std::int64_t key_begin, std::int64_t
   }
   if (problem_.allowed.defined()) {
     const Tensor& allowed = problem_.allowed;
-    const bool* row = allowed.data<bool>() + batch_ * allowed.stride(0) +
-                      head_ * allowed.stride(1) + rows_[r] * allowed.stride(2);
     const std::int64_t stride = allowed.stride(3);
-    for (std::int64_t j = key_begin; j < key_end; ++j) {
-      visible[j - key_begin] =
-          static_cast<std::uint8_t>(visible[j - key_begin] & (row[j * stride] ? 1 : 0));
+    const bool* row = allowed.data<bool>() + batch_ * allowed.stride(0) +
+                      head_ * allowed.stride(1) + rows_[r] * allowed.stride(2) + key_begin * stride;
+    if (stride == 1) {  // a loop of its own, which the compiler makes one of vectors
+      for (std::int64_t j = 0; j < keys; ++j) {
+        visible[j] = static_cast<std::uint8_t>(visible[j] & (row[j] ? 1 : 0));
+      }
+    } else {
+      for (std::int64_t j = 0; j < keys; ++j) {
+        visible[j] = static_cast<std::uint8_t>(visible[j] & (row[j * stride] ? 1 : 0));
+      }
     }
   }
 }
