@@ -18,7 +18,7 @@ namespace {
 
 using Case = AttentionCase;
 
-class AttentionMma : public AttentionByDType {
+class AttentionMma : public AttentionOfGpuTiles {
  protected:
   // Each in kernels for heads of 64, 128 and 256, the latter two with padding, of f32 of 32, 64, 96
   // and 128; with and without statistics, which are kernels of their own.

@@ -15,7 +15,7 @@ namespace {
 
 using Case = AttentionCase;
 
-class AttentionPairs : public AttentionByDType {
+class AttentionPairs : public AttentionOfGpuTiles {
  protected:
   // Alone and beside what makes intervals of keys; heads of 64 and 128, some with padding.
   template <class Change>

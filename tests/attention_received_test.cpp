@@ -16,7 +16,7 @@ namespace {
 
 using Case = AttentionCase;
 
-class AttentionReceived : public AttentionByDType {
+class AttentionReceived : public AttentionOfGpuTiles {
  protected:
   // In kernels for heads of 64, 128 and 256, of which some are padded.
   template <class Change>

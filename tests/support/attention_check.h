@@ -90,6 +90,16 @@ inline std::string dtype_name(const ::testing::TestParamInfo<DType>& info) {
 }
 class AttentionByDType : public ::testing::TestWithParam<DType> {};
 
+// The same over the edges of a GPU's tiles. A CPU, whose tiles end elsewhere, is asked once.
+class AttentionOfGpuTiles : public AttentionByDType {
+ protected:
+  void SetUp() override { best_target_only = true; }
+  void TearDown() override { best_target_only = before_; }
+
+ private:
+  bool before_ = best_target_only;
+};
+
 }  // namespace qkv::test
 
 namespace qkv {

@@ -42,6 +42,12 @@ class Computation {
   using Vector = std::vector<Real>;
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
+  // The rows of k and v of a head's keys.
+  struct Places {
+    std::int64_t first = 0, step = 1;
+    std::int64_t operator()(std::int64_t j) const { return first + j * step; }
+  };
+
   // What one query sees: the visible keys and, in the same order, their scores.
   struct Row {
     std::int64_t b = 0, h = 0, i = 0;
@@ -97,19 +103,37 @@ class Computation {
   }
 
  private:
-  static Real dot(const Vector& x, std::int64_t x_row, const Vector& y, std::int64_t y_row,
-                  std::int64_t size) {
+  // Row x_row of x times those rows of y that `keys` are in. Each is one sum, as a plain loop has
+  // it, of which the machine makes four at once.
+  static Vector products(const Vector& x, std::int64_t x_row, const Vector& y,
+                         const std::vector<std::int64_t>& keys, Places y_row, std::int64_t size) {
+    constexpr std::size_t kSums = 4;
     const Real* a = x.data() + x_row * size;
-    const Real* b = y.data() + y_row * size;
-    // One sum, as a plain loop has it; in float64 four, which only makes the reference faster.
-    constexpr std::int64_t kSums = std::is_same_v<A, Exact> ? 4 : 1;
-    Real sum[kSums] = {};
-    std::int64_t d = 0;
-    for (; d + kSums <= size; d += kSums) {
-      for (std::int64_t n = 0; n < kSums; ++n) sum[n] += a[d + n] * b[d + n];
+    Vector result(keys.size());
+    std::size_t n = 0;
+    for (; n + kSums <= keys.size(); n += kSums) {
+      const Real* b[kSums];
+      Real sum[kSums] = {};
+      for (std::size_t m = 0; m < kSums; ++m) b[m] = y.data() + y_row(keys[n + m]) * size;
+      for (std::int64_t d = 0; d < size; ++d) {
+        for (std::size_t m = 0; m < kSums; ++m) sum[m] += a[d] * b[m][d];
+      }
+      std::copy_n(sum, kSums, &result[n]);
     }
-    for (; d < size; ++d) sum[0] += a[d] * b[d];
-    return std::accumulate(sum + 1, sum + kSums, sum[0]);
+    for (; n < keys.size(); ++n) {
+      const Real* b = y.data() + y_row(keys[n]) * size;
+      for (std::int64_t d = 0; d < size; ++d) result[n] += a[d] * b[d];
+    }
+    return result;
+  }
+
+  static void add(Real factor, const Real* x, std::int64_t size, Real* sum) {
+    for (std::int64_t d = 0; d < size; ++d) sum[d] += factor * x[d];
+  }
+
+  // One division for a head, not three for each of its pairs.
+  Places keys_of(std::int64_t b, std::int64_t h) const {
+    return {p_.k_row(b, h, 0), p_.packed ? p_.key_heads : 1};
   }
 
   void head(std::int64_t b, std::int64_t h) {
@@ -128,17 +152,24 @@ class Computation {
   Row score(std::int64_t b, std::int64_t h, std::int64_t i) const {
     Row row{.b = b, .h = h, .i = i};
     const bool biased = p_.bias.defined() || p_.slopes.defined() || !p_.table.empty();
-    for (std::int64_t j = 0; j < p_.sequences[at(b)].k_rows; ++j) {
+    const std::int64_t k_rows = p_.sequences[at(b)].k_rows;
+    row.keys.reserve(at(k_rows));
+    Vector biases;
+    for (std::int64_t j = 0; j < k_rows; ++j) {
       if (!visible(p_, b, h, i, j)) continue;
       const Real bias = biased ? static_cast<Real>(bias_of(p_, b, h, i, j)) : 0;
       if (bias == -kInfinity) continue;
-      const Real product = dot(q_, p_.q_row(b, h, i), k_, p_.k_row(b, h, j), p_.head_size);
-      const Real a = A::step(static_cast<Real>(p_.scale) * product);
-      const auto cap = static_cast<Real>(p_.softcap);
-      const Real c = cap > 0 ? A::step(cap * std::tanh(a / cap)) : a;
       row.keys.push_back(j);
-      row.logit.push_back(a);
-      row.score.push_back(biased ? A::step(c + bias) : c);
+      if (biased) biases.push_back(bias);
+    }
+    row.logit = products(q_, p_.q_row(b, h, i), k_, row.keys, keys_of(b, h), p_.head_size);
+    for (Vector* x : {&row.score, &row.weight}) x->reserve(row.keys.size());
+    const auto cap = static_cast<Real>(p_.softcap);
+    for (std::size_t n = 0; n < row.keys.size(); ++n) {
+      Real& a = row.logit[n];
+      a = A::step(static_cast<Real>(p_.scale) * a);
+      const Real c = cap > 0 ? A::step(cap * std::tanh(a / cap)) : a;
+      row.score.push_back(biased ? A::step(c + biases[n]) : c);
     }
     return row;
   }
@@ -153,24 +184,25 @@ class Computation {
     Real highest = sink_score;
     for (const Real s : row.score) highest = std::fmax(highest, s);
     Real sum = sink ? std::exp(sink_score - highest) : 0;
-    for (const Real s : row.score) sum += std::exp(s - highest);
+    for (const Real s : row.score) {
+      row.weight.push_back(std::exp(s - highest));
+      sum += row.weight.back();
+    }
     row.lse = highest + std::log(sum);
     row.sink_weight = sink ? std::exp(sink_score - highest) / sum : 0;
     r_.lse[at(lse_row)] = static_cast<double>(row.lse);
 
     const auto kept = static_cast<Real>(1 - p_.dropout);
+    const Places v_row = keys_of(row.b, row.h);
     Vector out(at(p_.value_size));
     for (std::size_t n = 0; n < row.keys.size(); ++n) {
       const std::int64_t j = row.keys[n];
-      const Real weight = A::step(std::exp(row.score[n] - highest) / sum);
+      const Real weight = A::step(row.weight[n] / sum);
       const bool keep = p_.dropout == 0 || kept_by_dropout(p_, row.b, row.h, row.i, j);
       const Real dropped = keep ? A::step(weight / kept) : 0;
-      row.weight.push_back(weight);
+      row.weight[n] = weight;
       row.expected_score += weight * row.score[n];
-      const std::int64_t first = p_.k_row(row.b, row.h, j) * p_.value_size;
-      for (std::int64_t d = 0; keep && d < p_.value_size; ++d) {
-        out[at(d)] += dropped * v_[at(first + d)];
-      }
+      if (keep) add(dropped, &v_[at(v_row(j) * p_.value_size)], p_.value_size, out.data());
       r_.weights[at(lse_row * p_.k_rows + j)] = static_cast<double>(weight);
     }
     const std::int64_t first = p_.q_row(row.b, row.h, row.i) * p_.value_size;
@@ -183,8 +215,9 @@ class Computation {
     if (row.keys.empty()) return;
     row.entropy = row.lse - row.expected_score;
     r_.entropy[index] = static_cast<double>(row.entropy);
+    const std::int64_t received = p_.received_row(row.b, row.h, 0);
     for (std::size_t n = 0; n < row.keys.size(); ++n) {
-      received_[at(p_.received_row(row.b, row.h, row.keys[n]))] += row.weight[n];
+      received_[at(received + row.keys[n])] += row.weight[n];
       if (n == 0 || !(static_cast<double>(row.weight[n]) <= r_.top_weight[index])) {
         r_.top_weight[index] = static_cast<double>(row.weight[n]);
         r_.top_index[index] = static_cast<double>(row.keys[n]);
@@ -235,26 +268,28 @@ class Computation {
       r += dout_[index] * static_cast<Real>(r_.out[index]);
     }
     const auto cap = static_cast<Real>(p_.softcap);
+    const Places places = keys_of(row.b, row.h);
+    const Vector of_weights = products(dout_, q_row, v_, row.keys, places, p_.value_size);
     for (std::size_t n = 0; n < row.keys.size(); ++n) {
-      const std::int64_t k_row = p_.k_row(row.b, row.h, row.keys[n]);
+      const std::int64_t k_row = places(row.keys[n]);
       const bool keep = p_.dropout == 0 || kept_by_dropout(p_, row.b, row.h, row.i, row.keys[n]);
       // Recomputed from lse, as backward is defined: what lse loses by being f32 is lost here too.
       const Real weight =
           std::is_same_v<A, Exact> ? row.weight[n] : A::step(std::exp(row.score[n] - row.lse));
-      const Real product = A::step(dot(dout_, q_row, v_, k_row, p_.value_size));
+      const Real product = A::step(of_weights[n]);
       const Real kept = keep ? 1 / static_cast<Real>(1 - p_.dropout) : 0;
       const Real dp = keep ? product * kept : 0;
       const Real ds =
           A::step(weight * (dp - r + dlse - dentropy * (row.score[n] - row.expected_score)));
       const Real tanh = cap > 0 ? std::tanh(row.logit[n] / cap) : 0;
       const Real da = cap > 0 ? A::step(ds * (1 - tanh * tanh)) : ds;
-      for (std::int64_t d = 0; d < p_.head_size; ++d) {
-        dq_[at(q_row * p_.head_size + d)] += da * k_[at(k_row * p_.head_size + d)];
-        dk_[at(k_row * p_.head_size + d)] += da * q_[at(q_row * p_.head_size + d)];
-      }
+      const std::size_t q_at = at(q_row * p_.head_size), k_at = at(k_row * p_.head_size);
+      add(da, &k_[k_at], p_.head_size, &dq_[q_at]);
+      add(da, &q_[q_at], p_.head_size, &dk_[k_at]);
       const Real dropped = A::step(weight * kept);
-      for (std::int64_t d = 0; keep && d < p_.value_size; ++d) {
-        dv_[at(k_row * p_.value_size + d)] += dropped * dout_[at(q_row * p_.value_size + d)];
+      if (keep) {
+        add(dropped, &dout_[at(q_row * p_.value_size)], p_.value_size,
+            &dv_[at(k_row * p_.value_size)]);
       }
       add_dbias(row, row.keys[n], ds);
     }
