@@ -64,7 +64,7 @@ fuzz: deps deps-ci ## let the fuzzers of tests/fuzz run for FUZZ_SECONDS each, t
 
 cuda: deps ## compile the library with CUDA (needs nvcc)
 	cmake --preset cuda
-	cmake --build --preset cuda --target qkv-cuda qkv-cuda-sm90
+	cmake --build --preset cuda --target qkv-cuda qkv-cuda-floats qkv-cuda-sm90
 
 tidy: deps-ci ## build through clang-tidy
 	$(call configure_and_build,tidy)

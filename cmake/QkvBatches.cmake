@@ -16,3 +16,16 @@ function(qkv_batches target)
     endif()
   endforeach()
 endfunction()
+
+# The same of CUDA, which CMake does not do by itself: of the files in the list `sources` only one is
+# left, <name>.cu, which includes them.
+function(qkv_cuda_batch name sources)
+  if(NOT QKV_BATCHES)
+    return()
+  endif()
+  list(TRANSFORM ${sources} REPLACE "(.+)" "#include \"\\1\"\n" OUTPUT_VARIABLE lines)
+  string(CONCAT lines ${lines})
+  set(batch ${PROJECT_BINARY_DIR}/batches/${name}.cu)
+  file(CONFIGURE OUTPUT ${batch} CONTENT "${lines}" @ONLY)
+  set(${sources} ${batch} PARENT_SCOPE)
+endfunction()

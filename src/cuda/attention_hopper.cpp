@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "cuda/attention_backward_sm90.h"
-#include "cuda/attention_decode.h"
+#include "cuda/attention_decode_sm90.h"
 #include "cuda/attention_forward_sm90.h"
 #include "cuda/attention_statistics.h"
 

@@ -32,9 +32,11 @@ struct MmaForward {
 };
 void mma_forward(const AttentionJob& job, const AttentionGrid& grid, MmaElements elements,
                  const MmaForward& to, cudaStream_t stream);
-// The part of it that is for floats which are not rounded.
+// The parts of it that are for floats: which are not rounded, and which are.
 void exact_mma_forward(const AttentionJob& job, const AttentionGrid& grid, const MmaForward& to,
                        cudaStream_t stream);
+void tf32_mma_forward(const AttentionJob& job, const AttentionGrid& grid, const MmaForward& to,
+                      cudaStream_t stream);
 // What each key receives, as `received`, of such rows.
 void mma_received(const AttentionJob& job, const AttentionGrid& grid, MmaElements elements,
                   const RowStatistics& rows, float* to, cudaStream_t stream);
@@ -55,6 +57,8 @@ void mma_backward(const AttentionJob& job, const AttentionGrid& grid, MmaElement
                   const MmaBackward& x, cudaStream_t stream);
 void exact_mma_backward(const AttentionJob& job, const AttentionGrid& grid, const MmaBackward& x,
                         cudaStream_t stream);
+void tf32_mma_backward(const AttentionJob& job, const AttentionGrid& grid, const MmaBackward& x,
+                       cudaStream_t stream);
 
 // Gradients of a bias tensor with all its rows and keys, and of a table or slopes: sums by bucket
 // of 64 queries each, [sequence][head][tile][bucket], without what x.far holds. After mma_backward.

@@ -1,4 +1,5 @@
-// Attention backward by matrix instructions, but for exact floats (attention_mma_exact.cu).
+// Attention backward by matrix instructions, but for floats (attention_mma_exact.cu,
+// attention_mma_tf32.cu).
 #include "cuda/attention_mma_backward.cuh"
 
 namespace qkv::cuda {
@@ -17,7 +18,7 @@ void mma_backward(const AttentionJob& job, const AttentionGrid& grid, MmaElement
   } else if (elements.dtype == DType::f16) {
     launch_mma_backward<device_f16>(job, grid, x, stream);
   } else if (elements.tf32) {
-    launch_mma_backward<Tf32>(job, grid, x, stream);
+    tf32_mma_backward(job, grid, x, stream);
   } else {
     exact_mma_backward(job, grid, x, stream);
   }

@@ -1,4 +1,5 @@
-// Attention forward by matrix instructions, but for exact floats (attention_mma_exact.cu).
+// Attention forward by matrix instructions, but for floats (attention_mma_exact.cu,
+// attention_mma_tf32.cu).
 #include "cuda/attention_mma_forward.cuh"
 
 namespace qkv::cuda {
@@ -15,7 +16,7 @@ void mma_forward(const AttentionJob& job, const AttentionGrid& grid, MmaElements
   } else if (elements.dtype == DType::f16) {
     launch_mma_forward<device_f16>(job, grid, to, stream);
   } else if (elements.tf32) {
-    launch_mma_forward<Tf32>(job, grid, to, stream);
+    tf32_mma_forward(job, grid, to, stream);
   } else {
     exact_mma_forward(job, grid, to, stream);
   }

@@ -8,8 +8,6 @@ namespace qkv {
 namespace cuda {
 namespace {
 
-constexpr int kWarps = kThreads / 32;
-
 template <class T>
 struct NormRows {
   const T *x, *residual;  // residual may be null
@@ -19,7 +17,7 @@ struct NormRows {
 template <class T, int kPacks>
 __global__ void norm_warp_kernel(NormJob job, NormRows<T> rows) {
   using Row = WarpRow<T, kPacks>;
-  const std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  const std::int64_t row = std::int64_t{blockIdx.x} * kNormWarps + threadIdx.x / 32;
   if (row >= job.rows) return;
   const std::int64_t at = row * job.width, width = job.width;
   float x[Row::kCount];
@@ -67,7 +65,7 @@ __global__ void norm_warp_kernel(NormJob job, NormRows<T> rows) {
 
 template <class T>
 __global__ void norm_block_kernel(NormJob job, NormRows<T> rows) {
-  __shared__ float room[kWarps];
+  __shared__ float room[kNormWarps];
   for (std::int64_t row = blockIdx.x; row < job.rows; row += gridDim.x) {
     const std::int64_t at = row * job.width;
     const T* source = rows.x + at;
@@ -127,7 +125,7 @@ void CudaBackend::norm(const NormProblem& p) {
                          cuda::is_aligned(rows.sum) && cuda::is_aligned(rows.y);
     const bool done = cuda::dispatch_warp_rows<T>(job.width, aligned, [&]<int kPacks>() {
       cuda::norm_warp_kernel<T, kPacks>
-          <<<cuda::blocks_for(job.rows, cuda::kWarps), cuda::kThreads, 0, queue>>>(job, rows);
+          <<<cuda::blocks_for(job.rows, cuda::kNormWarps), cuda::kThreads, 0, queue>>>(job, rows);
     });
     if (done) return;
     cuda::norm_block_kernel<<<cuda::blocks_for(job.rows, 1), cuda::kThreads, 0, queue>>>(job, rows);

@@ -6,6 +6,8 @@
 
 namespace qkv::cuda {
 
+inline constexpr int kNormWarps = kThreads / 32;  // of a block: a row for each at a time
+
 // A weight or bias of any floating dtype, absent = constant.
 struct Column {
   const void* values = nullptr;

@@ -8,7 +8,6 @@ namespace qkv {
 namespace cuda {
 namespace {
 
-constexpr int kWarps = kThreads / 32;
 constexpr std::int64_t kMostBlocks = 264;  // two for each multiprocessor of an H100
 
 template <class T>
@@ -23,13 +22,14 @@ template <class T, int kPacks>
 __global__ void __launch_bounds__(kThreads, 2)
     norm_backward_warp_kernel(NormJob job, BackwardRows<T> rows, float* sums) {
   using Row = WarpRow<T, kPacks>;
-  extern __shared__ float room[];  // [kWarps][width]
+  extern __shared__ float room[];  // [kNormWarps][width]
   const std::int64_t width = job.width;
   const int warp = threadIdx.x / 32;
   float weight[Row::kCount], dweight[Row::kCount] = {}, dbias[Row::kCount] = {};
   Row::load(job.weight, width, weight);
-  const std::int64_t step = std::int64_t{gridDim.x} * kWarps;
-  for (std::int64_t row = std::int64_t{blockIdx.x} * kWarps + warp; row < job.rows; row += step) {
+  const std::int64_t step = std::int64_t{gridDim.x} * kNormWarps;
+  for (std::int64_t row = std::int64_t{blockIdx.x} * kNormWarps + warp; row < job.rows;
+       row += step) {
     const std::int64_t at = row * width;
     const float mean = job.mean != nullptr ? job.mean[row] : 0, rstd = job.rstd[row];
     float xhat[Row::kCount], d[Row::kCount];
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     __syncthreads();
     for (std::int64_t i = threadIdx.x; i < width; i += kThreads) {
       float all = 0;
-      for (int w = 0; w < kWarps; ++w) all += room[w * width + i];
+      for (int w = 0; w < kNormWarps; ++w) all += room[w * width + i];
       sums[(std::int64_t{blockIdx.x} * 2 + which) * width + i] = all;
     }
   }
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 template <class T>
 __global__ void norm_backward_block_kernel(NormJob job, BackwardRows<T> rows) {
-  __shared__ float room[kWarps];
+  __shared__ float room[kNormWarps];
   for (std::int64_t row = blockIdx.x; row < job.rows; row += gridDim.x) {
     const std::int64_t at = row * job.width;
     const float mean = job.mean != nullptr ? job.mean[row] : 0, rstd = job.rstd[row];
@@ -133,11 +133,11 @@ __global__ void norm_parameters_kernel(NormJob job, const T* x, const T* dy,
 // A warp for 32 columns of both, its block's warps for parts of the chunks.
 __global__ void add_parameters_kernel(const float* sums, std::int64_t chunks, std::int64_t width,
                                       float* dweight, float* dbias) {
-  __shared__ double room[kWarps][2][32];
+  __shared__ double room[kNormWarps][2][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::int64_t i = std::int64_t{blockIdx.x} * 32 + lane;
   double w = 0, b = 0;
-  for (std::int64_t c = warp; c < chunks && i < width; c += kWarps) {
+  for (std::int64_t c = warp; c < chunks && i < width; c += kNormWarps) {
     w += sums[2 * c * width + i];
     b += sums[(2 * c + 1) * width + i];
   }
@@ -166,7 +166,7 @@ void CudaBackend::norm_backward(const NormBackward& p) {
   const cudaStream_t queue = stream();
   const bool has_sums = p.dweight.defined() || p.dbias.defined();
   const std::int64_t blocks =
-      std::clamp<std::int64_t>(job.rows / (4 * cuda::kWarps), 1, cuda::kMostBlocks);
+      std::clamp<std::int64_t>(job.rows / (4 * cuda::kNormWarps), 1, cuda::kMostBlocks);
   const std::int64_t columns = (job.width + cuda::kThreads - 1) / cuda::kThreads;
   const std::int64_t chunks =
       std::clamp<std::int64_t>(std::min(job.rows / 16, 512 / columns), 1, 512);
@@ -184,7 +184,7 @@ void CudaBackend::norm_backward(const NormBackward& p) {
     const bool aligned = cuda::is_aligned(rows.x) && cuda::is_aligned(rows.dy) &&
                          cuda::is_aligned(rows.dsum) && cuda::is_aligned(rows.dx) &&
                          cuda::is_aligned(rows.ddropped);
-    const auto bytes = static_cast<unsigned>(cuda::kWarps * job.width * sizeof(float));
+    const auto bytes = static_cast<unsigned>(cuda::kNormWarps * job.width * sizeof(float));
     const bool done = cuda::dispatch_warp_rows<T>(job.width, aligned, [&]<int kPacks>() {
       cuda::norm_backward_warp_kernel<T, kPacks>
           <<<static_cast<unsigned>(blocks), cuda::kThreads, has_sums ? bytes : 0, queue>>>(

@@ -11,7 +11,7 @@ namespace qkv {
 namespace cuda {
 namespace {
 
-constexpr int kBlock = 1024, kWarps = kBlock / 32;
+constexpr int kBlock = 1024, kBlockWarps = kBlock / 32;
 constexpr int kBins = 2 * kBlock, kBinBits = 11;
 constexpr int kBinsPerBit = kBins / kWeightBits;  // of halving weights
 constexpr unsigned kAll = 0xffffffffu;
@@ -27,7 +27,7 @@ struct SampleJob {
 
 struct Room {
   std::uint64_t bins[kBins];
-  std::uint64_t warps[kWarps];
+  std::uint64_t warps[kBlockWarps];
   std::uint64_t answer[2];
 };
 
@@ -93,7 +93,7 @@ __device__ std::uint64_t sum_before(std::uint64_t value, Room& room) {
 }
 
 // The greatest over the block.
-__device__ std::uint64_t block_max(std::uint64_t value, Room& room) {
+__device__ std::uint64_t block_largest(std::uint64_t value, Room& room) {
   for (int step = 16; step > 0; step /= 2) {
     value = max(value, __shfl_xor_sync(kAll, value, step));
   }
@@ -143,7 +143,7 @@ __device__ Bin reach(std::uint64_t wanted, Room& room) {
 template <class F, class Place>
 __device__ int find(int count, F&& f, Place&& place, Room& room) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  const int span = (count + kWarps - 1) / kWarps;
+  const int span = (count + kBlockWarps - 1) / kBlockWarps;
   std::uint64_t sum = 0;
   const int stop = min(count, (warp + 1) * span);
 #pragma unroll 8
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(kBlock) sample_kernel(SampleJob job) {
     const std::uint64_t one = std::uint64_t{rank_of(logit)} << 32 | (UINT32_MAX - std::uint32_t(i));
     top = max(top, one);
   });
-  top = block_max(top, room);
+  top = block_largest(top, room);
   std::int64_t& id = job.ids[blockIdx.x];
   const auto best = static_cast<int>(UINT32_MAX - static_cast<std::uint32_t>(top));
   if (!is_finite_rank(static_cast<std::uint32_t>(top >> 32)) || job.rate == 0) {

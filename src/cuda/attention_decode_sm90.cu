@@ -2,7 +2,7 @@
 // time), so each key and value is read once for all of them. A block is four warps that know
 // nothing of each other until the end: each has its own ring of stages, filled by the copy engine,
 // and takes every fourth tile of the block's keys.
-#include "cuda/attention_decode.h"
+#include "cuda/attention_decode_sm90.h"
 
 #include <algorithm>
 
