@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "move_model.h"
 #include "progress.h"
+#include "qkv/memory.h"
 #include "qkv/models/model.h"
 #include "qkv/ops.h"
 #include "qkv/optim.h"
@@ -65,7 +66,8 @@ double flops_of(Model& model, const BenchTrainOptions& o) {
 
 struct StepTimes {
   Timings forward, backward, optimizer, whole;
-  Timings quiet, told;  // steps in turns: without and with the health of the scores
+  Timings quiet, told;     // steps in turns: without and with the health of the scores
+  std::size_t memory = 0;  // the most in use during a step without, bytes
 };
 
 StepTimes time_steps(Model& model, const BenchTrainOptions& o) {
@@ -117,9 +119,11 @@ StepTimes time_steps(Model& model, const BenchTrainOptions& o) {
   }
   // As in training, what is waited for comes before the optimiser's work: it covers the beginning
   // of the next step, and what the parts leave idle is used.
+  reset_peak_memory(device);
   const auto begin = now(true);
   for (int i = 0; i < o.steps; ++i) step(false);
   times.whole.milliseconds.push_back(between(begin, now(true)) / o.steps);
+  times.memory = memory_use(device).peak;
   for (int i = 0; i < 2 * o.steps; ++i) {
     const bool tells = i % 2 != 0;
     const auto start = now(true);
@@ -162,6 +166,8 @@ void print_training(const nlohmann::ordered_json& r) {
              r["tokens_per_s"].get<double>());
   fmt::print("  {:<10}{:>10.2f} ms{:>+13.1f} % for a step that reports the health of the scores\n",
              "health", r["health_ms"].get<double>(), 100 * r["health_cost"].get<double>());
+  fmt::print("  {:<10}{:>10.2f} GiB at most\n", "memory",
+             r["peak_memory_bytes"].get<double>() / (1 << 30));
   fmt::print("\n  {:.1f} TFLOP/s, {:.0f}% of a large product's {:.1f}\n", r["tflops"].get<double>(),
              100 * r["share_of_peak"].get<double>(), r["peak_tflops"].get<double>());
 }
@@ -195,6 +201,7 @@ void run_bench_train(const BenchTrainOptions& o) {
       {"health_ms", times.told.median()},
       {"health_cost", times.told.median() / times.quiet.median() - 1},
       {"tokens_per_s", 1e3 * static_cast<double>(o.batch * o.length) / ms},
+      {"peak_memory_bytes", times.memory},
       {"tflops", 1e-12 * flops},
       {"peak_tflops", 1e-12 * peak},
       {"share_of_peak", flops / peak}};

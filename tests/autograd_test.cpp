@@ -213,6 +213,76 @@ TEST(Tape, FreesMemoryOnTheWalk) {
   EXPECT_TRUE(early.expired());
 }
 
+// A sum's gradient asks for neither term.
+TEST(Tape, KeepsOnlyWhatGradientsNeed) {
+  std::weak_ptr<const void> memory;
+  std::optional<Tensor> term = observed(memory);
+  const Tensor x = vector_of({1, 2, 3, 4});
+  Tape tape;
+  const Tensor loss = sum(add(x, *term));
+  term.reset();
+  EXPECT_TRUE(memory.expired());
+  EXPECT_EQ(tape.backward(loss)[x].to_vector<float>(), (Floats{1, 1, 1, 1}));
+}
+
+TEST(Tape, KeepsNoResultOfALinearMap) {
+  const Tensor x = Tensor::full({2, 3}, 1), weight = Tensor::full({4, 3}, 0.5);
+  Tape tape;
+  const Tensor y = linear(x, weight, Tensor());
+  EXPECT_FALSE(y.is_shared());
+}
+
+// Logits whose gradient lands where `lands` says, and which reach it through a view.
+struct LossOfLogits {
+  static constexpr std::int64_t kRows = 3, kClasses = 5;
+  Tensor x = Generator(7).normal({kRows, kClasses});
+  Tensor targets = Tensor::from(std::vector<std::int64_t>{4, -100, 2}, {kRows});
+  const void* lands = nullptr;
+
+  Tensor operator()(const Tensor& logits) {
+    const std::int64_t strides[] = {kClasses, 1};
+    const Tensor view = logits.view(logits.shape(), strides, 0);
+    Tape::record("probe", {logits}, view, [this](const Tensor& dy) {
+      lands = dy.raw();
+      return std::vector{dy};
+    });
+    return cross_entropy(view, targets, {.label_smoothing = 0.1, .z_loss = 1e-2});
+  }
+};
+
+TEST(Tape, PutsTheGradientOfLogitsWhereTheyWere) {
+  LossOfLogits loss_of;
+  Floats wanted;
+  {
+    Tape tape;
+    const Tensor logits = scale(loss_of.x, 2);
+    const Floats before = logits.to_vector<float>();
+    wanted = tape.backward(loss_of(logits))[loss_of.x].to_vector<float>();
+    EXPECT_NE(loss_of.lands, logits.raw()) << "somebody can look at them";
+    EXPECT_EQ(logits.to_vector<float>(), before);
+  }
+  Tape tape;
+  Tensor logits = scale(loss_of.x, 2);
+  const void* const place = logits.raw();
+  const Tensor loss = loss_of(logits);
+  logits = {};
+  EXPECT_EQ(tape.backward(loss)[loss_of.x].to_vector<float>(), wanted);
+  EXPECT_EQ(loss_of.lands, place);
+}
+
+TEST(Tape, LeavesLogitsOfSomebodyElseAlone) {
+  LossOfLogits loss_of;
+  Floats memory = loss_of.x.to_vector<float>();
+  const Floats before = memory;
+  Tape tape;
+  Tensor logits = Tensor::wrap(memory.data(), loss_of.x.shape(), DType::f32);
+  const Tensor loss = loss_of(logits);
+  logits = {};
+  tape.backward(loss);
+  EXPECT_EQ(memory, before);
+  EXPECT_NE(loss_of.lands, memory.data());
+}
+
 TEST(Tape, SaysWhichOperatorReturnedAWrongGradient) {
   const Tensor x = vector_of({1, 2});
   Tape tape;

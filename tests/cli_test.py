@@ -78,6 +78,26 @@ class BenchModel(unittest.TestCase):
         self.assertIn("bert-base", run.stderr)
 
 
+class BenchTrain(unittest.TestCase):
+    def run_it(self, *options):
+        run = qkv("bench", "train", os.path.join(GOLDENS, "gpt2", "config.json"), "--batch", "2",
+                  "--length", "16", "--steps", "1", *options)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        return run.stdout
+
+    def test_reports_what_it_timed(self):
+        report = json.loads(self.run_it("--json"))
+        self.assertEqual(report["parameters"], 30592)
+        for key in ("forward_ms", "backward_ms", "optimizer_ms", "step_ms", "health_ms",
+                    "tokens_per_s", "peak_memory_bytes", "tflops", "peak_tflops"):
+            self.assertGreater(report[key], 0, key)
+        self.assertGreater(report["peak_memory_bytes"], 4 * 4 * report["parameters"])
+        self.assertLess(report["peak_memory_bytes"], 1 << 33)
+
+    def test_says_how_much_memory_it_took(self):
+        self.assertRegex(self.run_it(), r"memory +\d+\.\d\d GiB at most")
+
+
 class BenchLong(unittest.TestCase):
     def test_reports_every_method_and_where_it_pays(self):
         run = qkv("bench", "long", "--lengths", "32,64,128", "--heads", "2", "--head-size", "8",

@@ -63,10 +63,11 @@ class Tape {
 
   // For operators. `gradient` gets d loss / d output for each output (undefined where nothing
   // depends on it) and returns d loss / d input for each input (undefined where there is none).
+  // What it needs it holds itself: the tape keeps neither inputs nor outputs alive.
   using GradientFunction = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
   static bool recording();
-  static void record_all(const char* name, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
-                         GradientFunction gradient);
+  static void record_all(const char* name, const std::vector<Tensor>& inputs,
+                         const std::vector<Tensor>& outputs, GradientFunction gradient);
   // The same with one output, which it returns; F is std::vector<Tensor>(const Tensor& dy).
   template <class F>
   static Tensor record(const char* name, std::initializer_list<Tensor> inputs, const Tensor& y,

@@ -124,7 +124,7 @@ struct CrossEntropyOptions {
 };
 // The mean over targets that count of -log softmax(logits)[target]: f32, shape []. logits [..., V],
 // targets [...] (i32 or i64). Probabilities are never stored: backward has lse and makes them
-// again.
+// again, and where nobody holds the logits any more, their gradient takes their place.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const CrossEntropyOptions& options = {});
 

@@ -43,9 +43,10 @@ class Shape {
 // "[2, 3, 4]"
 std::string to_string(const Shape& shape);
 
-// Where bytes that were not allocated come from.
+// Where bytes come from.
 enum class Backing : std::uint8_t {
-  memory,  // may be written
+  own,     // allocated for this storage: tensors alone know them
+  memory,  // somebody else's; may be written
   file,    // mapped read-only: writing ends the program, and pages can be had from the file again
 };
 
@@ -60,7 +61,7 @@ class Storage {
   using Release = void (*)(void* data, void* context);
 
   Storage(void* data, std::size_t bytes, Device device, Release release, void* context,
-          Backing backing = Backing::memory)
+          Backing backing = Backing::own)
       : data_(data),
         bytes_(bytes),
         device_(device),
@@ -123,6 +124,11 @@ class Tensor {
   bool is_contiguous() const;
   // Mapped from a file: what would change it in place (an optimiser) refuses it.
   bool is_read_only() const { return defined() && storage_->backing() == Backing::file; }
+
+  // Whether anybody beside this tensor can see its bytes: other tensors, or whose they are.
+  bool is_shared() const {
+    return defined() && (storage_.use_count() > 1 || storage_->backing() != Backing::own);
+  }
 
   // The first element; throws Error when T is not the tensor's dtype.
   template <class T>

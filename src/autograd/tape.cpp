@@ -9,10 +9,17 @@ namespace {
 
 thread_local Tape* innermost = nullptr;
 
+// What a gradient is given for. By id: a node keeps alive what its gradient function needs, and
+// neither its inputs nor its results.
+struct Input {
+  std::uint64_t id;  // 0: undefined
+  Shape shape;
+};
+
 struct Node {
   const char* name;
-  std::vector<Tensor> inputs;
-  std::vector<std::uint64_t> outputs;  // by id: the node does not keep its results alive
+  std::vector<Input> inputs;
+  std::vector<std::uint64_t> outputs;
   Tape::GradientFunction gradient;
 };
 
@@ -20,8 +27,8 @@ struct Node {
 // another tensor (both terms of a sum get the same); a second one makes a sum of our own.
 class Accumulator {
  public:
-  void add(const Tensor& x, const Tensor& gradient) {
-    auto [entry, is_first] = sums_.try_emplace(x.id(), Sum{gradient, false});
+  void add(std::uint64_t id, const Tensor& gradient) {
+    auto [entry, is_first] = sums_.try_emplace(id, Sum{gradient, false});
     if (is_first) return;
     Sum& sum = entry->second;
     check(sum.value.shape() == gradient.shape(),
@@ -96,12 +103,13 @@ std::size_t Tape::size() const { return recording_->nodes.size(); }
 
 void Tape::watch(const Tensor& x) { recording_->watched.insert(x.id()); }
 
-void Tape::record_all(const char* name, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
-                      GradientFunction gradient) {
+void Tape::record_all(const char* name, const std::vector<Tensor>& inputs,
+                      const std::vector<Tensor>& outputs, GradientFunction gradient) {
   if (innermost == nullptr) return;
   Recording& recording = *innermost->recording_;
   check(!recording.walked, "{}: this tape has been walked; make a new one for the next step", name);
-  Node node{name, std::move(inputs), {}, std::move(gradient)};
+  Node node{name, {}, {}, std::move(gradient)};
+  for (const Tensor& x : inputs) node.inputs.push_back({x.id(), x.shape()});
   for (const Tensor& y : outputs) {
     node.outputs.push_back(y.id());
     if (y.defined()) recording.produced.insert(y.id());
@@ -126,7 +134,7 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
 
   const TapePause pause;
   Accumulator sums;
-  sums.add(y, dy);
+  sums.add(y.id(), dy);
   Gradients result;
   std::unordered_set<std::uint64_t> leaves;  // tensors no operator made
   while (!recording.nodes.empty()) {
@@ -145,12 +153,12 @@ Gradients Tape::backward(const Tensor& y, const Tensor& dy) {
     const std::vector<Tensor> dins = node.gradient(douts);
     check(dins.size() <= node.inputs.size(), "{}: more gradients than inputs", node.name);
     for (std::size_t i = 0; i < dins.size(); ++i) {
-      const Tensor& x = node.inputs[i];
-      if (!dins[i].defined() || !x.defined()) continue;
-      check(dins[i].shape() == x.shape(), "{}: the gradient of input {} is {}, the input is {}",
-            node.name, i, dins[i].shape(), x.shape());
-      sums.add(x, dins[i]);
-      if (!recording.produced.contains(x.id())) leaves.insert(x.id());
+      const Input& x = node.inputs[i];
+      if (!dins[i].defined() || x.id == 0) continue;
+      check(dins[i].shape() == x.shape, "{}: the gradient of input {} is {}, the input is {}",
+            node.name, i, dins[i].shape(), x.shape);
+      sums.add(x.id, dins[i]);
+      if (!recording.produced.contains(x.id)) leaves.insert(x.id);
     }
   }
   for (const std::uint64_t id : leaves) result.by_id_[id] = sums.take(id);

@@ -111,7 +111,7 @@ struct CrossEntropyProblem {
 struct CrossEntropyBackward {
   const CrossEntropyProblem* forward = nullptr;
   Tensor dloss;    // f32 []
-  Tensor dlogits;  // [rows, V]; rows may stand further apart
+  Tensor dlogits;  // [rows, V]; rows may stand further apart; may be the logits themselves
 };
 
 // An id of each row; core/sampling.h has the arithmetic. Everything contiguous.

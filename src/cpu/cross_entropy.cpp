@@ -67,13 +67,13 @@ void backward_row(const CrossEntropyProblem& p, float dloss, const T* x, T* dx, 
   }
   const F32 d;
   const float lse = p.lse.data<float>()[r], slope = dloss * (1 + 2 * p.z_loss * lse);
+  const float probability = std::exp(static_cast<float>(x[target]) - lse);  // dx may be x
   const float even = dloss * p.label_smoothing / static_cast<float>(classes);
   const VecF32 top = hn::Set(d, lse), factor = hn::Set(d, slope), wanted = hn::Set(d, even);
   for_lanes(classes, [&](std::int64_t i, std::int64_t n) QKV_LANES_BODY {
     const VecF32 e = exp_below(load_lanes(x + i, n), top);
     store_lanes(hn::Sub(hn::Mul(e, factor), wanted), dx + i, n);
   });
-  const float probability = std::exp(static_cast<float>(x[target]) - lse);
   dx[target] = T(probability * slope - even - dloss * (1 - p.label_smoothing));
 }
 

@@ -50,8 +50,12 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
         backward.dloss = to(dloss, DType::f32);
         const Tensor& x = problem.logits;
         const std::int64_t apart = x.stride(0), strides[] = {apart, 1};
-        backward.dlogits =
-            Tensor::empty({x.size(0) * apart}, {x.dtype(), x.device()}).view(x.shape(), strides, 0);
+        // Logits are the largest tensor of many a model. If nobody can look at them any more, their
+        // gradient takes their place.
+        backward.dlogits = !x.is_shared()
+                               ? x
+                               : Tensor::empty({x.size(0) * apart}, {x.dtype(), x.device()})
+                                     .view(x.shape(), strides, 0);
         backend(problem.logits.device()).cross_entropy_backward(backward);
         return std::vector{backward.dlogits};
       });

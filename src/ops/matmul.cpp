@@ -208,7 +208,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
   problem.y = flat(y);
   // Backward needs what the activation saw; that a relu saw a positive number is seen in its
   // result.
-  Tensor before = y;
+  Tensor before = activation == Activation::relu ? y : Tensor();
   if (Tape::recording() && activation != Activation::none && activation != Activation::relu) {
     before = Tensor::empty(shape, {x.dtype(), x.device()});
     problem.before = flat(before);

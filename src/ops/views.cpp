@@ -282,20 +282,22 @@ Tensor concat(const std::vector<Tensor>& parts, int axis) {
   }
   Tensor y = Tensor::empty(Shape(extents), {first.dtype(), first.device()});
   std::int64_t begin = 0;
+  std::vector<std::int64_t> sizes;
   for (const Tensor& part : parts) {
     extents[at] = part.size(at);
+    sizes.push_back(part.size(at));
     if (part.numel() > 0) {
       Tensor target = y.view(Shape(extents), strides_of(y), begin * y.stride(at));
       backend(y.device()).copy(part, target);
     }
     begin += part.size(at);
   }
-  Tape::record_all("concat", parts, {y}, [parts, at](std::span<const Tensor> dy) {
+  Tape::record_all("concat", parts, {y}, [sizes, at](std::span<const Tensor> dy) {
     std::vector<Tensor> dparts;
     std::int64_t from = 0;
-    for (const Tensor& part : parts) {
-      dparts.push_back(slice(dy[0], at, from, from + part.size(at)));
-      from += part.size(at);
+    for (const std::int64_t size : sizes) {
+      dparts.push_back(slice(dy[0], at, from, from + size));
+      from += size;
     }
     return dparts;
   });
