@@ -1,4 +1,5 @@
-// The kernels by matrix instructions for floats that are rounded to TF32.
+// The kernels by matrix instructions for floats that are rounded to TF32. In a file of their own
+// because they are compiled for Ampere and for Hopper apart (cmake/QkvCuda.cmake).
 #include "cuda/attention_mma_backward.cuh"
 #include "cuda/attention_mma_forward.cuh"
 
