@@ -70,6 +70,8 @@ CASES = [square(d, s, causal=causal, backward=backward)
          for d, s in ((64, 512), (64, 2048), (64, 16384), (128, 512), (128, 2048), (128, 16384),
                       (256, 16384))
          for causal in (False, True)]
+CASES += [square(d, 2048, causal=causal, backward=backward)
+          for backward in (False, True) for d in (32, 96, 192) for causal in (False, True)]
 CASES += [square(d, 2048, causal=causal, backward=backward, extra=extra)
           for backward in (False, True)
           for d in (64, 128)

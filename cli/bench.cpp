@@ -29,7 +29,7 @@ struct BenchOptions {
   std::string statistics;       // none when empty
   std::int64_t value_size = 0;  // 0 = D
   TimingOptions timing;
-  bool no_baseline = false, why = false;
+  bool no_baseline = false, alone = false, why = false;
 };
 
 struct BenchResult {
@@ -113,7 +113,8 @@ TimingOptions shown_by(Progress& progress, TimingOptions timing) {
 // a model. Backward is timed in turns with one that adds up in any order.
 constexpr int kQueued = 10;
 
-BenchResult run_on_gpu(const BenchCase& bench, const TimingOptions& timing, Device device) {
+BenchResult run_on_gpu(const BenchOptions& o, Device device) {
+  const BenchCase& bench = o.bench;
   const Inputs in = draw_inputs(bench, device);
   const AttentionOptions options = bench.options(device);
   AttentionOptions any = options;
@@ -136,10 +137,10 @@ BenchResult run_on_gpu(const BenchCase& bench, const TimingOptions& timing, Devi
   any_order.run = [&] { queue(any); };
   unwatched.run = [&] { queue(no_statistics); };
   std::vector<Contender*> contenders{&ours};
-  if (bench.backward) contenders.push_back(&any_order);
-  if (bench.watches_forward()) contenders.push_back(&unwatched);
+  if (bench.backward && !o.alone) contenders.push_back(&any_order);
+  if (bench.watches_forward() && !o.alone) contenders.push_back(&unwatched);
   Progress progress("timing attention");
-  take_turns(contenders, shown_by(progress, timing));
+  take_turns(contenders, shown_by(progress, o.timing));
   for (Contender* c : contenders) {
     for (double& ms : c->timings.milliseconds) ms /= kQueued;
   }
@@ -152,7 +153,8 @@ BenchResult run_on_gpu(const BenchCase& bench, const TimingOptions& timing, Devi
   return result;
 }
 
-BenchResult run_on_cpu(const BenchCase& bench, const TimingOptions& timing, bool with_baseline) {
+BenchResult run_on_cpu(const BenchOptions& o) {
+  const BenchCase& bench = o.bench;
   const Inputs in = draw_inputs(bench, kCpu);
   const AttentionOptions options = bench.options(kCpu);
   const AttentionOptions no_statistics = without_statistics(options);
@@ -170,13 +172,13 @@ BenchResult run_on_cpu(const BenchCase& bench, const TimingOptions& timing, bool
     ours.after = [&] { forward = std::move(next_forward); };
   }
   std::vector<Contender*> contenders{&ours};
-  if (bench.watches_forward()) {
+  if (bench.watches_forward() && !o.alone) {
     unwatched.run = [&] { next_forward = attention_forward(in.q, in.k, in.v, no_statistics); };
     unwatched.after = [&] { next_forward = {}; };
     contenders.push_back(&unwatched);
   }
   std::optional<ThreeStep> plain;
-  if (with_baseline) {
+  if (!o.no_baseline && !o.alone && !bench.has_pair_options()) {
     const auto widen = [](const Tensor& x) { return x.defined() ? to(x, DType::f32) : x; };
     plain.emplace(bench, widen(in.q), widen(in.k), widen(in.v), widen(in.dout));
     plain->forward();
@@ -184,7 +186,7 @@ BenchResult run_on_cpu(const BenchCase& bench, const TimingOptions& timing, bool
     contenders.push_back(&baseline);
   }
   Progress progress("timing attention");
-  take_turns(contenders, shown_by(progress, timing));
+  take_turns(contenders, shown_by(progress, o.timing));
   BenchResult result;
   result.ours = ours.timings;
   result.baseline = baseline.timings;
@@ -309,11 +311,9 @@ void run(BenchOptions& options) {
   options.common.apply();
   if (!options.target.empty()) set_cpu_target(options.target);
   const Device device = options.common.chosen_device();
-  // What it is compared with on the CPU would take all of a GPU's memory; bench/peers_gpu.py has
-  // better company for it.
-  const bool compared = !options.no_baseline && !options.bench.has_pair_options();
-  const BenchResult result = device == kCpu ? run_on_cpu(options.bench, options.timing, compared)
-                                            : run_on_gpu(options.bench, options.timing, device);
+  // Three-step on the CPU would take all of a GPU's memory; bench/peers_gpu.py has better company
+  // for it.
+  const BenchResult result = device == kCpu ? run_on_cpu(options) : run_on_gpu(options, device);
   if (options.common.json) {
     fmt::print("{}\n", report(options, result).dump(2));
   } else {
@@ -379,6 +379,9 @@ void add_bench(CLI::App& app, Job& job) {
                    "power or heat slows it")
       ->check(CLI::Range(0.0, 10000.0));
   attention->add_flag("--no-baseline", o->no_baseline, "Leave out the three-step computation");
+  attention->add_flag("--alone", o->alone,
+                      "Leave out all it would take turns with: three-step, the same without "
+                      "statistics, or in any order");
   attention->add_flag("--why", o->why, "Tell which kernel ran, and what kept it from a faster one");
   o->common.add_to(*attention);
   attention->callback([&job, o] {

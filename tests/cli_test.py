@@ -276,6 +276,9 @@ class Bench(unittest.TestCase):
         self.assertGreater(result["statistics_cost"], -1)
         for others in ([], ["--statistics", "--backward"]):
             self.assertNotIn("statistics_cost", self.bench("--no-baseline", *others))
+        alone = self.bench("--statistics=entropy", "--alone")
+        self.assertNotIn("statistics_cost", alone)
+        self.assertIsNone(alone["baseline_ms"])
         run = qkv(*SMALL_BENCH, SMALL_SHAPE, "--statistics", "--no-baseline")
         self.assertRegex(run.stdout, r"statistics take [+-]\d+\.\d %")
 
