@@ -41,7 +41,7 @@ TEST_P(AttentionStatisticsOf, EachAlone) {
 // Over many tiles, whole ones and cut ones, in the head sizes that a GPU has fast kernels for.
 TEST_P(AttentionStatisticsOf, OverManyTiles) {
   using C = AttentionCase;
-  for (const std::int64_t size : {64, 80, 128, 256}) {
+  for (const std::int64_t size : {64, 80, 128, 160, 256}) {
     const auto check = [&](std::string name, auto&& change) {
       C c{.name = name,
           .batch = 1,
@@ -55,8 +55,8 @@ TEST_P(AttentionStatisticsOf, OverManyTiles) {
       c.name += ", the largest alone";
       c.statistics = Statistics::max_logit;
       check_attention(c, GetParam(), Pass::forward);
-      c.name = name + ", saturation alone";
-      c.statistics = Statistics::saturation;
+      c.name = name + ", sharpness alone";  // no sums of scores
+      c.statistics = Statistics::entropy | Statistics::saturation;
       check_attention(c, GetParam(), Pass::forward);
     };
     check("full", [](C&) {});

@@ -170,11 +170,11 @@ std::int64_t largest_share(const Sm90Forward& call, int rows) {
 template <class T, Watched What>
 void launch_watched(const Sm90Forward& call, cudaStream_t stream) {
   if (call.head_size <= 64) return launch<Shape<T, 64, 128, 3, 4, false, What>>(call, stream);
-  if constexpr (What == Watched::no) {
+  if constexpr (What <= Watched::entropy) {
     const bool cut = call.left >= 0 || call.right >= 0;
     if (call.head_size <= 128 && !cut &&
         11 * largest_share(call, 192) < 12 * largest_share(call, 128))
-      return launch<Shape<T, 128, 80, 3, 3>>(call, stream);
+      return launch<Shape<T, 128, 80, 3, 3, false, What>>(call, stream);
   }
   if (call.head_size <= 128) return launch<Shape<T, 128, 128, 2, 2, false, What>>(call, stream);
   launch<Shape<T, 256, 80, 2, 2, false, What>>(call, stream);
@@ -193,9 +193,9 @@ void launch_for(const Sm90Forward& call, cudaStream_t stream) {
   if (call.softcap > 0) return launch_softcap<T>(call, stream);
   if (!call.statistics || !call.statistics->need_a_watch())
     return launch_watched<T, Watched::no>(call, stream);
-  if (call.statistics->top_index == nullptr)
-    return launch_watched<T, Watched::scores>(call, stream);
-  launch_watched<T, Watched::scores_and_keys>(call, stream);
+  if (call.statistics->top_index) return launch_watched<T, Watched::keys>(call, stream);
+  if (call.statistics->need_moments()) return launch_watched<T, Watched::moments>(call, stream);
+  launch_watched<T, Watched::entropy>(call, stream);
 }
 
 }  // namespace

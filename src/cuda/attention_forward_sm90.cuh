@@ -131,23 +131,22 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         for (float& x : s) x = tanh_fast(x * p.inner_scale);
       }
       const bool masked = tile < part.unmasked.begin || tile >= part.unmasked.end;
-      if constexpr (S::Statistics) {
+      if constexpr (S::Counts) {
         watch.masked = masked;
         watch.key0 = tile * S::Keys;
       }
       if (masked) {
         const auto seen_by = [&](int at) {
-          return S::Statistics && at >= work.seeing ? KeyRange{0, 0}
-                                                    : work.sight.of(work.row0 + at);
+          return S::Counts && at >= work.seeing ? KeyRange{0, 0} : work.sight.of(work.row0 + at);
         };
         const int row = 16 * warp + lane_now() / 4;
         const KeyRange keys[2] = {seen_by(row), seen_by(row + 8)};
-        if constexpr (S::Statistics)
+        if constexpr (S::Counts)
           visit_seen(s, keys, tile * S::Keys, [&](float& x, std::uint32_t seen, std::uint32_t bit) {
             watch.count_or_hide(x, seen, bit);
           });
         else
-          hide(s, keys, tile * S::Keys, -kInfinity);
+          hide(s, keys, tile * S::Keys, S::Statistics ? kHiddenScore : -kInfinity);
       }
       return softmax.step(s, p.scale, factor, watch);
     };

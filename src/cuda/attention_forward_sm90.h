@@ -52,7 +52,10 @@ struct Sm90Statistics {
   void* workspace = nullptr;  // sm90_statistics_workspace bytes on the device
 
   // The largest logit is at hand in every forward pass; the rest is what a watch puts together.
-  bool need_a_watch() const { return entropy || score_mean || score_var || saturation || received; }
+  bool need_a_watch() const {
+    return entropy || top_weight || saturation || received || need_moments();
+  }
+  bool need_moments() const { return score_mean || score_var; }
 };
 
 // What is said of single pairs.

@@ -75,7 +75,8 @@ __device__ void store_statistics(const Params& p, const Work& work, int row,
   const Sm90Statistics& to = p.statistics;
   if (to.entropy) to.entropy[i] = sees ? told.entropy : 0.f;
   if (to.top_weight) to.top_weight[i] = sees ? told.top_weight : 0.f;
-  if (to.top_index) to.top_index[i] = sees ? (lane == 0 ? watch.top_key[0] : watch.top_key[1]) : -1;
+  if constexpr (S::Watch::finds_keys())
+    to.top_index[i] = sees ? (lane == 0 ? watch.top_key[0] : watch.top_key[1]) : -1;
 }
 
 // All that rows of a warp of the block leave behind but the output, which must be multiplied by

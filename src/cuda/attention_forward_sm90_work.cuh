@@ -9,8 +9,12 @@
 
 namespace qkv::cuda::forward_sm90 {
 
-// What is looked at while scores pass.
-enum class Watched { no, scores, scores_and_keys };
+// What is summed up while scores pass: each watches for what the ones before it do, too.
+enum class Watched { no, entropy, moments, keys };
+template <Watched What>
+using WatchOf = std::conditional_t<
+    What == Watched::no, NoWatch,
+    std::conditional_t<What == Watched::entropy, EntropyWatch, ScoreWatch<What == Watched::keys>>>;
 
 // Tile sizes. Registers of a computing thread: D/2 for O, Keys/2 for S and Keys/4 for P.
 template <class Element, int HeadSize, int KeysPerTile, int Warpgroups, int StageCount,
@@ -22,9 +26,9 @@ struct Shape {
   static constexpr int Consumers = Warpgroups;
   static constexpr int Stages = StageCount;
   static constexpr bool Softcap = Capped;
+  using Watch = WatchOf<What>;
   static constexpr bool Statistics = What != Watched::no;
-  using Watch =
-      std::conditional_t<Statistics, ScoreWatch<What == Watched::scores_and_keys>, NoWatch>;
+  static constexpr bool Counts = What >= Watched::moments;  // visible scores
   static constexpr int Rows = 64 * Consumers;
   static constexpr int Threads = 128 * (1 + Consumers);
   static constexpr Said Pairs = OfPairs;
@@ -38,7 +42,7 @@ struct Shape {
   // this one has ended.
   static constexpr int Room =
       (225 * 1024 - Stages * SaidBytes) / 2 / D - 2 * Stages * Keys;  // for rows
-  static constexpr int QStages = 3 * Rows <= Room && !(Statistics && Consumers == 3) ? 2 : 1;
+  static constexpr int QStages = 3 * Rows <= Room && !(Counts && Consumers == 3) ? 2 : 1;
   // Whether the output goes to memory by way of shared memory.
   static constexpr bool Staged = (1 + QStages) * Rows <= Room;
   // 65536 registers, in steps of 8 per thread; the kernel starts with an even share.
@@ -203,8 +207,8 @@ __device__ KeyRange tiles_of_rows(const Work& work, int row) {
 template <class S>
 __device__ Part part_of(const Work& work, int warp) {
   const int row = 16 * warp, last = row + 15;
-  // Rows that see nothing, or do not exist, need a mask only where somebody watches.
-  const bool all_see = !S::Statistics || last < work.seeing;
+  // Rows that see nothing, or do not exist, need a mask only where somebody counts.
+  const bool all_see = !S::Counts || last < work.seeing;
   const KeyRange keys =
       all_see ? work.sight.of_all(work.row0 + row, work.row0 + last) : KeyRange{0, 0};
   return {tiles_of_rows<S>(work, row / 64 * 64), tiles_within<S>(keys, kUnbounded)};

@@ -41,20 +41,46 @@ struct EntropySums {
   }
 };
 
-// Watches the thread's two rows. `top_key` is the same in the quad, sums are the lane's own part.
-// Without FindsKeys, `top_key` is not looked for, and takes no registers.
+// Watches the thread's two rows for their entropy. Sums are the lane's own part until `finish`.
+struct EntropyWatch : EntropySums {
+  __device__ static constexpr bool finds_keys() { return false; }
+  __device__ static float known(float largest) {
+    return largest <= kHiddenScore ? -kInfinity : largest;
+  }
+  __device__ static constexpr bool counts() { return false; }
+  __device__ void count(float) {}
+  template <int Count>
+  __device__ void find_keys(const float (&)[Count], const float (&)[2], const float (&)[2]) {}
+  __device__ void weigh(int r, float exponent, float weight) {
+    weighted[r] = fmaf(exponent, weight, weighted[r]);
+  }
+
+  // Of the row of this lane, the first for lanes of even number.
+  __device__ RowTold finish(const OnlineSoftmax& softmax, float scale) const {
+    const bool is_odd = threadIdx.x % 2 != 0;
+    const float part = quad_sum_by_row(weighted[0], weighted[1]);
+    const float sum = is_odd ? softmax.sum[1] : softmax.sum[0];
+    const float maximum = is_odd ? softmax.maximum[1] : softmax.maximum[0];
+    const float share = 1 / sum, entropy = (log2f(sum) - part * share) * kLn2;
+    RowTold told;
+    told.top = is_odd ? softmax.largest_score(1) : softmax.largest_score(0);
+    told.entropy = entropy < 0 ? 0.f : entropy;  // NaN stays
+    told.top_weight = exp2_fast(softmax.exponent(told.top, maximum, scale)) * share;
+    told.moment = 0;
+    return told;
+  }
+};
+
+// And for the moments of their scores. `top_key` is the same in the quad. Without FindsKeys, it is
+// not looked for, and takes no registers.
 template <bool FindsKeys>
-struct ScoreWatch : EntropySums {
+struct ScoreWatch : EntropyWatch {
   __device__ static constexpr bool finds_keys() { return FindsKeys; }
 
   int top_key[2] = {-1, -1};
   float total = 0, squares = 0;  // of both rows: registers are few
   int key0 = 0;                  // of the tile that comes next
   bool masked = false;           // whether it has hidden pairs
-
-  __device__ static float known(float largest) {
-    return largest <= kHiddenScore ? -kInfinity : largest;
-  }
 
   // Moments of a tile's scores: where some are hidden, when that is done, else beside the weights.
   __device__ bool counts() const { return !masked; }
@@ -95,21 +121,9 @@ struct ScoreWatch : EntropySums {
       }
     }
   }
-  __device__ void weigh(int r, float exponent, float weight) {
-    weighted[r] = fmaf(exponent, weight, weighted[r]);
-  }
 
-  // Of the row of this lane, the first for lanes of even number.
   __device__ RowTold finish(const OnlineSoftmax& softmax, float scale) const {
-    const bool is_odd = threadIdx.x % 2 != 0;
-    const float part = quad_sum_by_row(weighted[0], weighted[1]);
-    const float sum = is_odd ? softmax.sum[1] : softmax.sum[0];
-    const float maximum = is_odd ? softmax.maximum[1] : softmax.maximum[0];
-    const float share = 1 / sum, entropy = (log2f(sum) - part * share) * kLn2;
-    RowTold told;
-    told.top = is_odd ? softmax.largest_score(1) : softmax.largest_score(0);
-    told.entropy = entropy < 0 ? 0.f : entropy;  // NaN stays
-    told.top_weight = exp2_fast(softmax.exponent(told.top, maximum, scale)) * share;
+    RowTold told = EntropyWatch::finish(softmax, scale);
     told.moment = quad_sum_by_row(total, squares);
     return told;
   }
