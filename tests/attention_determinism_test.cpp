@@ -45,7 +45,7 @@ TEST_P(AttentionDeterminism, ForwardAndBackward) {
               .causal = true,
               .statistics = all},
              GetParam());
-  for (const std::int64_t size : {128, 256}) {
+  for (const std::int64_t size : {128, 192, 256}) {
     check_bits({.name = "large heads",
                 .batch = 1,
                 .heads = 3,

@@ -56,7 +56,7 @@ TEST_P(AttentionSizes, CommonHeadSizesWithSeveralTiles) {
 // More tiles of queries and of keys than a GPU's kernel has stages for them, so that each stage is
 // filled again; few, so that a sanitizer can watch.
 TEST_P(AttentionSizes, MoreTilesThanStages) {
-  for (const std::int64_t size : {64, 128, 256}) {
+  for (const std::int64_t size : {64, 128, 160, 192, 256}) {
     check_attention({.name = "more tiles than stages",
                      .batch = 1,
                      .heads = 2,
@@ -70,7 +70,7 @@ TEST_P(AttentionSizes, MoreTilesThanStages) {
 
 // Gradients may be summed in any order, which a GPU then does.
 TEST_P(AttentionSizes, SumsInAnyOrder) {
-  for (const std::int64_t size : {64, 128, 256}) {
+  for (const std::int64_t size : {64, 128, 192, 256}) {
     for (const bool causal : {false, true}) {
       check_attention({.name = "any order",
                        .batch = 1,
@@ -99,6 +99,22 @@ TEST_P(AttentionSizes, ManyHeadsOfSeveralTiles) {
                      .head_size = 8,
                      .causal = causal},
                     GetParam());
+  }
+}
+
+// As many rows of large heads as a GPU takes in blocks of 192, of which there are then fewer
+// rounds.
+TEST_P(AttentionSizes, ManyLargeHeads) {
+  for (const Statistics wanted : {Statistics::none, Statistics::entropy}) {
+    check_attention({.name = "many large heads",
+                     .batch = 1,
+                     .heads = 67,
+                     .key_heads = 67,
+                     .queries = 190,
+                     .keys = 250,
+                     .head_size = 128,
+                     .statistics = wanted},
+                    GetParam(), Pass::forward);
   }
 }
 

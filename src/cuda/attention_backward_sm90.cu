@@ -159,6 +159,7 @@ struct Workspace {
     const Sm90Forward& f = call.forward;
     const std::int64_t D = f.head_size <= 64 && !pads_heads(f) ? 64
                            : f.head_size <= 128                ? 128
+                           : f.head_size <= 192                ? 192
                                                                : 256;
     pairs = f.sequence_count * f.heads;
     padded_rows = (f.longest + kRowPadding - 1) / kRowPadding * kRowPadding;
@@ -257,13 +258,14 @@ const std::uint32_t* launch(const Sm90Backward& call, cudaStream_t stream) {
   // A block of keys adds to a step's dQ after the one before it, so each has to begin a little
   // later than that. Those of one head would begin together each time that their multiprocessors
   // come free together; drawn from as many heads as are under way at once, they begin in the order
-  // in which those before them ended, as far apart as they have come by then. Under a diagonal they
-  // would be hardly further apart than a share takes, so there twice as many heads are in turns,
-  // where L2 has room for their rows of Q, dO and dQ.
+  // in which those before them ended, as far apart as they have come by then. That is too little
+  // where a share takes longer than the step that follows it, under a diagonal and in wide shapes,
+  // whose shares come in pieces: there twice as many heads are in turns, where L2 has room for
+  // their rows of Q, dO and dQ.
   const int under_way = std::max(1, multiprocessors() / std::max(1, p.key_blocks));
   const std::int64_t head_bytes = 8 * f.longest * p.group * S::D;
-  const bool twice =
-      p.backward_in_keys && under_way <= 2 && 2 * under_way * head_bytes <= std::int64_t(32) << 20;
+  const bool is_late = S::Wide ? p.deterministic : p.backward_in_keys && under_way <= 2;
+  const bool twice = is_late && 2 * under_way * head_bytes <= std::int64_t(32) << 20;
   p.in_turns = twice ? 2 * under_way : under_way;
   p.scale = f.scale;
   p.softcap = f.softcap;
@@ -302,7 +304,8 @@ const std::uint32_t* launch_sizes(const Sm90Backward& call, cudaStream_t stream)
 template <class T>
 const std::uint32_t* launch_for(const Sm90Backward& call, cudaStream_t stream) {
   const Sm90Forward& f = call.forward;
-  if (f.head_size > 128) return launch<Shape<T, 256, 64, 64, 2, 1>>(call, stream);
+  if (f.head_size > 192) return launch<Shape<T, 256, 64, 64, 2, 1>>(call, stream);
+  if (f.head_size > 128) return launch<Shape<T, 192, 64, 64, 2, 1>>(call, stream);
   if (f.softcap > 0) return launch_sizes<T, 2, Said::nothing, true>(call, stream);
   if (f.pairs.said == Said::distance)
     return launch_sizes<T, 2, Said::distance, false>(call, stream);

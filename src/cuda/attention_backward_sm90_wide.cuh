@@ -1,7 +1,7 @@
-// The warpgroups that compute, for heads of 256. dK and dV of 64 keys fill the registers of both,
-// so the first makes P^T and owns dV, the second makes dS^T and owns dK, and each makes half of
-// the columns of dQ. What they need of each other goes through shared memory, two steps deep, and
-// so the first can be a step ahead:
+// The warpgroups that compute, for heads of 192 and 256. dK and dV of 64 keys fill the registers of
+// both, so the first makes P^T and owns dV, the second makes dS^T and owns dK, and each makes half
+// of the columns of dQ (of 192: the first two thirds of them). What they need of each other goes
+// through shared memory, two steps deep, and so the first can be a step ahead:
 //
 //   warpgroup 1   S^T(n) = K Q^T    P^T(n)     dV += P^T dO      dQ(n-1), columns 0 .. 127
 //                                     |                            ^
@@ -23,23 +23,23 @@ struct WideShared : Shared<S> {
   Ring<2> weights_ring, ds_ring;
 };
 
-// Half of the columns of dQ, as one warpgroup makes them and sends them to memory.
-template <class S>
+// Half of the columns of dQ, as one warpgroup makes them and sends them to memory, a slab at a
+// time.
+template <class S, int Half>
 struct HalfOfDq {
   using T = typename S::T;
-  static constexpr int Columns = S::FloatsOfDqPiece / S::Rows;  // at a time
+  static constexpr int Pieces = S::pieces_of(Half);
 
   WideShared<S>& shared;
-  const int half;
-  float sums[Columns / 2];
+  float sums[kSlab / 2];
   int piece = 0, lane = 0;  // which comes next, and which lane takes it
 
-  __device__ HalfOfDq(WideShared<S>& in, int which) : shared(in), half(which) {}
+  __device__ explicit HalfOfDq(WideShared<S>& in) : shared(in) {}
 
-  // dS K, for the first or second half of these columns.
+  // dS K, for the columns of the next piece.
   __device__ void issue(int stage) {
     const TileDescriptor a(shared.ds[stage], 0);
-    const TileDescriptor b(shared.k + (2 * half + piece) * Columns * S::Keys, S::Keys * 128);
+    const TileDescriptor b(shared.k + (2 * Half + piece) * kSlab * S::Keys, S::Keys * 128);
     wgmma_fence();
 #pragma unroll
     for (int n = 0; n < S::Keys / 16; ++n)
@@ -48,17 +48,16 @@ struct HalfOfDq {
   }
   // Once the product is done.
   __device__ void send() {
-    Ring<2>& ring = shared.dq_ring[half];
-    ring.empty[0].wait(piece ^ 1);
+    Ring<2>& ring = shared.dq_ring[Half];
+    ring.empty[0].wait((Pieces == 2 ? piece : lane) ^ 1);
 #pragma unroll
-    for (int n = 0; n < Columns / 8; ++n)
-      *reinterpret_cast<float4*>(shared.dq[half] + dq_index<S>(0, n, threadIdx.x % 128)) = {
+    for (int n = 0; n < kSlab / 8; ++n)
+      *reinterpret_cast<float4*>(shared.dq[Half] + dq_index<S>(0, n, threadIdx.x % 128)) = {
           sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]};
     fence_async_proxy();
     __syncwarp();
     ring.full[lane].arrive_as_warp();
-    lane ^= piece;
-    piece ^= 1;
+    if (++piece == Pieces) piece = 0, lane ^= 1;
   }
 };
 
@@ -75,7 +74,7 @@ __device__ void make_dv(const Params& p, WideShared<S>& shared) {
   Turn<S::QStages> q_turn;
   Turn<S::DoutStages> dout_turn;
   Turn<2> weights_turn, ds_turn;
-  HalfOfDq<S> dq(shared, 0);
+  HalfOfDq<S, 0> dq(shared);
   float dv[S::D / 2], s[S::Rows / 2];
 
   for (;;) {
@@ -181,7 +180,7 @@ __device__ void make_dk(const Params& p, WideShared<S>& shared) {
   Turn<S::QStages> q_turn;
   Turn<S::DoutStages> dout_turn;
   Turn<2> weights_turn, ds_turn;
-  HalfOfDq<S> dq(shared, 1);
+  HalfOfDq<S, 1> dq(shared);
   float dk[S::D / 2], dp[S::Rows / 2];
 
   for (;;) {
@@ -232,16 +231,29 @@ __device__ void make_dk(const Params& p, WideShared<S>& shared) {
         dq.issue(ds_turn.stage);
         issue_gradient<S>(dk, ds, shared.q[q_turn.stage]);
         wgmma_wait<1>(dq.sums);
-        dq.send();
-        dq.issue(ds_turn.stage);
-        wgmma_wait<1>(dk);
-        __syncwarp();
-        shared.q_ring.empty[q_turn.stage].arrive_as_warp();
-        q_turn.next();
-        wgmma_wait<0>(dq.sums);
-        shared.ds_ring.empty[ds_turn.stage].arrive_as_warp();
-        ds_turn.next();
-        dq.send();
+        const auto release_ds = [&] {
+          shared.ds_ring.empty[ds_turn.stage].arrive_as_warp();
+          ds_turn.next();
+        };
+        const auto release_queries = [&] {
+          __syncwarp();
+          shared.q_ring.empty[q_turn.stage].arrive_as_warp();
+          q_turn.next();
+        };
+        if constexpr (dq.Pieces == 1) {
+          release_ds();
+          dq.send();
+          wgmma_wait<0>(dk);
+          release_queries();
+        } else {
+          dq.send();
+          dq.issue(ds_turn.stage);
+          wgmma_wait<1>(dk);
+          release_queries();
+          wgmma_wait<0>(dq.sums);
+          release_ds();
+          dq.send();
+        }
       }
       shared.kv_ring.empty[0].arrive_as_warp();
     }

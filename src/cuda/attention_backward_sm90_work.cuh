@@ -36,9 +36,12 @@ struct Shape {
   // dQ [Rows, D] is made by two warpgroups: 64 rows each, or half of the columns each.
   static constexpr bool SplitRows = Rows == 128;
   static constexpr int ColumnsOfDq = SplitRows ? D : D / 2;
-  // It goes to memory in one piece, or in halves of two pieces where there is no room for it.
+  // It goes to memory in one piece, or in slabs of 64 columns where there is no room for it: the
+  // first two by one warpgroup, the others by the other.
   static constexpr int DqHalves = Wide ? 2 : 1;
-  static constexpr int FloatsOfDqPiece = Rows * D / DqHalves / DqHalves;
+  static constexpr int FloatsOfDqPiece = Rows * (Wide ? kSlab : D);
+  static constexpr int PiecesOfDq = Rows * D / FloatsOfDqPiece;
+  static constexpr int pieces_of(int half) { return half == 0 ? 2 : PiecesOfDq - 2; }
   // dS^T is made from P^T as rounded for dV, where registers are too few to keep both; then they
   // allow dK to be under way while the next step begins.
   static constexpr bool RoundsWeights = Rows == 128;
@@ -263,12 +266,12 @@ __device__ inline void end_turn(std::uint32_t* done, unsigned share) {
 
 // Two lanes take steps turn about: the next share need not wait until the last has landed. Each
 // has a buffer of its own. Of wide shapes it is each half of the columns that has one, which is
-// filled twice in a step, and the second half is there first.
+// filled for every piece, and the second half is there first.
 template <class S>
 __device__ void add_dq(const Params& p, Shared<S>& shared, int lane) {
-  constexpr int Floats = S::FloatsOfDqPiece, Pieces = S::Rows * S::D / Floats;
+  constexpr int Floats = S::FloatsOfDqPiece, Pieces = S::PiecesOfDq;
   WorkReader<S> reader{shared};
-  std::uint32_t phase = 0;
+  std::uint32_t phase = 0;  // of this lane's steps
   bool is_mine = lane == 0;
   for (;;) {
     const Work& work = reader.take();
@@ -279,12 +282,15 @@ __device__ void add_dq(const Params& p, Shared<S>& shared, int lane) {
         if (!is_mine) continue;
         const std::int64_t index = pair * (p.padded_rows / S::Rows) + step;
         const unsigned share = p.deterministic ? share_of<S>(p, work, step) : 0;
+#pragma unroll
         for (int i = 0; i < Pieces; ++i) {
-          const int half = S::Wide ? 1 - i % 2 : 0;
+          // By turns while both have some.
+          const int piece = i / 2, half = S::Wide && i % 2 == 0 && piece < S::pieces_of(1);
           Ring<2>& ring = shared.dq_ring[half];
           const float* const from = shared.dq[S::Wide ? half : lane];
-          float* const to = p.dq + (index * Pieces + half * 2 + i / 2) * Floats;
-          ring.full[lane].wait(phase ^ i / 2);
+          float* const to = p.dq + (index * Pieces + half * 2 + piece) * Floats;
+          // Two pieces of a step leave a barrier in the phase in which they found it.
+          ring.full[lane].wait(S::Wide && S::pieces_of(half) == 2 ? piece : phase);
           if (p.deterministic && i == 0) await_turn(p.turns + index, share);
           // In a fixed order the first share finds nothing that it should be added to.
           if (p.deterministic && share == 0)
@@ -294,7 +300,7 @@ __device__ void add_dq(const Params& p, Shared<S>& shared, int lane) {
           wait_sent<false>();
           ring.empty[S::Wide ? 0 : lane].arrive();
         }
-        if constexpr (!S::Wide) phase ^= 1;
+        phase ^= 1;
         if (p.deterministic) {
           wait_sent<true>();
           end_turn(p.turns + index, share);

@@ -177,6 +177,7 @@ void launch_watched(const Sm90Forward& call, cudaStream_t stream) {
       return launch<Shape<T, 128, 80, 3, 3, false, What>>(call, stream);
   }
   if (call.head_size <= 128) return launch<Shape<T, 128, 128, 2, 2, false, What>>(call, stream);
+  if (call.head_size <= 192) return launch<Shape<T, 192, 80, 2, 2, false, What>>(call, stream);
   launch<Shape<T, 256, 80, 2, 2, false, What>>(call, stream);
 }
 

@@ -124,6 +124,8 @@ __device__ void wgmma_wait(float (&done)[Count]) {
     instruction(80, 40, 40, 41, 42, 43, 44, 45, 46);          \
   else if constexpr (N == 128)                                \
     instruction(128, 64, 64, 65, 66, 67, 68, 69, 70);         \
+  else if constexpr (N == 192)                                \
+    instruction(192, 96, 96, 97, 98, 99, 100, 101, 102);      \
   else if constexpr (N == 256)                                \
     instruction(256, 128, 128, 129, 130, 131, 132, 133, 134); \
   else                                                        \
