@@ -20,6 +20,10 @@ using Ids = std::vector<std::int64_t>;
 // 16-bit weights are those of real models, whose sums are longer.
 constexpr double kF32 = 1e-5, kReal = 1e-4, kBf16 = 3e-2, kInt8 = 1e-1;
 constexpr double kGradient = 1e-4, kGradientFloor = 1e-8;
+// In 16 bits, of whole tensors: what rounding leaves of T5's gradients, 0.16 and 0.05, whose relu
+// it turns off here and there (of all others 0.035 and 0.008). The floor is for what vanishes but
+// for rounding: a bias of keys moves no weight.
+constexpr double kBf16Gradient = 2e-1, kF16Gradient = 6e-2, kNarrowGradientFloor = 3e-5;
 constexpr std::size_t kBf16Tokens = 50;
 
 std::vector<Ids> rows_of(const Tensor& ids) {
@@ -149,12 +153,13 @@ class Verification {
       report_.compare("loss", "out.loss", loss, expect("out.loss"), tolerance_);
       grads = tape.backward(loss);
     }
-    const Tolerance allowed{narrow() ? 10 * kBf16 : kGradient, kGradientFloor};
+    Tolerance allowed{kGradient, kGradientFloor};
+    if (narrow())
+      allowed = {dtype_ == DType::bf16 ? kBf16Gradient : kF16Gradient, kNarrowGradientFloor, true};
     for (const nn::Parameter& p : nn::parameters(*model_)) {
       const std::string name = "grad." + p.name;
       if (!contains(name)) continue;
       const Tensor expected = expect(name);
-      if (narrow()) continue;  // gradients are held to the reference in f32 only
       report_.compare("gradients", name, grads[p.value], expected, allowed);
     }
   }

@@ -24,12 +24,15 @@ void VerifyReport::compare(const std::string& group, const std::string& name, co
   const std::size_t width = counts.empty() ? 1 : std::max<std::size_t>(1, a.size() / counts.size());
   double magnitude = 0;
   bool is_nan = false;
+  const auto join = [&](double& all, double one) {
+    all = tolerance.by_length ? std::hypot(all, one) : std::max(all, one);
+  };
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (!counts.empty() && counts[i / width] == 0) continue;
     const double difference = std::abs(double{a[i]} - b[i]);
     is_nan |= std::isnan(difference);
-    c.absolute = std::max(c.absolute, difference);
-    magnitude = std::max(magnitude, std::abs(double{b[i]}));
+    join(c.absolute, difference);
+    join(magnitude, std::abs(double{b[i]}));
   }
   c.relative = magnitude > 0 ? c.absolute / magnitude : c.absolute;
   c.passed = !is_nan && c.absolute <= tolerance.relative * magnitude + tolerance.absolute;

@@ -12,16 +12,18 @@ namespace qkv::cli {
 struct Comparison {
   std::string group;                  // "logits", "hidden states", "gradients", ...
   std::string name;                   // the key in expected.safetensors
-  double absolute = 0, relative = 0;  // largest difference, and that over the largest magnitude
+  double absolute = 0, relative = 0;  // difference, and that over the magnitude (Tolerance)
   double allowed = 0;                 // of the relative one
   bool passed = false;
   std::string note;  // why it failed, or what was left out
 };
 
 // A tensor agrees when |got - expected| <= relative * max|expected| + absolute everywhere that
-// counts.
+// counts; or, `by_length`, when that holds of the lengths of the three as vectors, where single
+// elements say little: a relu that rounding turns off changes one gradient for good.
 struct Tolerance {
   double relative = 1e-5, absolute = 0;
+  bool by_length = false;
 };
 
 class VerifyReport {
