@@ -6,8 +6,13 @@ set(qkv_with_cuda OFF)
 if(QKV_CUDA)  # AUTO or ON
   # NVIDIA's own packages leave nvcc off the PATH.
   find_program(QKV_NVCC nvcc PATHS ENV CUDA_HOME /usr/local/cuda PATH_SUFFIXES bin)
-  if(QKV_NVCC)
-    set(CMAKE_CUDA_COMPILER ${QKV_NVCC})
+  if(QKV_NVCC AND NOT CMAKE_CUDA_COMPILER)
+    include(CheckLanguage)
+    set(ENV{CUDACXX} ${QKV_NVCC})
+    unset(CMAKE_CUDA_COMPILER CACHE)  # it may have been repaired since
+    check_language(CUDA)  # one that cannot compile is no reason to fail
+  endif()
+  if(CMAKE_CUDA_COMPILER)
     set(CMAKE_CUDA_ARCHITECTURES OFF)  # each library says its own
     enable_language(CUDA)
     # CMake 3.25 does not know that nvcc speaks C++20.
@@ -15,14 +20,18 @@ if(QKV_CUDA)  # AUTO or ON
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
     find_package(CUDAToolkit QUIET)
   endif()
-  if(QKV_NVCC AND TARGET CUDA::cublasLt)
+  if(CMAKE_CUDA_COMPILER AND TARGET CUDA::cublasLt)
     set(qkv_with_cuda ON)
     set(qkv_cuda "${CUDAToolkit_VERSION}")
     file(GLOB qkv_cuda_sources CONFIGURE_DEPENDS src/cuda/*.cu src/cuda/*.cpp)
     list(REMOVE_ITEM qkv_cuda_sources ${PROJECT_SOURCE_DIR}/src/cuda/absent.cpp)
   elseif(NOT QKV_CUDA STREQUAL "AUTO")
-    message(FATAL_ERROR "QKV_CUDA=ON needs nvcc and cuBLAS: install the CUDA toolkit and put its "
-                        "bin on PATH, or configure with -DQKV_CUDA=OFF")
+    message(FATAL_ERROR "QKV_CUDA=ON needs an nvcc that compiles (found: ${QKV_NVCC}) and cuBLAS: "
+                        "install the CUDA toolkit and put its bin on PATH, or configure with "
+                        "-DQKV_CUDA=OFF. Why it does not compile is in CMakeError.log (or "
+                        "CMakeConfigureLog.yaml) of ${PROJECT_BINARY_DIR}/CMakeFiles")
+  elseif(QKV_NVCC AND NOT CMAKE_CUDA_COMPILER)
+    set(qkv_cuda "off (${QKV_NVCC} does not compile; CMakeFiles/ has a log that says why)")
   elseif(QKV_NVCC)
     set(qkv_cuda "off (${QKV_NVCC} without cuBLAS)")
   else()
