@@ -33,7 +33,7 @@ struct Part {
   std::function<void(AttentionCase&)> add;
 };
 
-constexpr std::int64_t kBatch = 2, kHeads = 4, kQueries = 37, kKeys = 45;
+constexpr std::int64_t kBatch = 2, kHeads = 4, kQueries = 37, kKeyRows = 45;
 
 std::vector<Part> masks() {
   using C = AttentionCase;
@@ -45,10 +45,10 @@ std::vector<Part> masks() {
       {"window 0 0", Kind::window, [](C& c) { c.left = c.right = 0; }},
       {"window 9 on the left", Kind::window, [](C& c) { c.left = 9; }},
       {"window 4 on the right", Kind::window, [](C& c) { c.right = 4; }},
-      {"global", Kind::global, [](C& c) { c.global = {kKeys}; }},
+      {"global", Kind::global, [](C& c) { c.global = {kKeyRows}; }},
       {"global by sequence", Kind::global,
        [](C& c) {
-         c.global = {kBatch, kKeys};
+         c.global = {kBatch, kKeyRows};
        }},
       {"global at the front", Kind::global, [](C& c) { c.global_first = 3; }},
       {"offset 3", Kind::offset, [](C& c) { c.offset = 3; }},
@@ -76,11 +76,11 @@ std::vector<Part> masks() {
        }},
       {"allowed", Kind::allowed,
        [](C& c) {
-         c.allowed = {kBatch, kHeads, kQueries, kKeys};
+         c.allowed = {kBatch, kHeads, kQueries, kKeyRows};
        }},
       {"allowed keys", Kind::allowed,
        [](C& c) {
-         c.allowed = {kBatch, 1, 1, kKeys};
+         c.allowed = {kBatch, 1, 1, kKeyRows};
        }},
   };
 }
@@ -90,15 +90,15 @@ std::vector<Part> options() {
   return {
       {"bias", Kind::bias,
        [](C& c) {
-         c.bias = {kBatch, kHeads, kQueries, kKeys};
+         c.bias = {kBatch, kHeads, kQueries, kKeyRows};
        }},
       {"bias by key", Kind::bias,
        [](C& c) {
-         c.bias = {kBatch, 1, 1, kKeys};
+         c.bias = {kBatch, 1, 1, kKeyRows};
        }},
       {"bias that hides", Kind::bias,
        [](C& c) {
-         c.bias = {1, kHeads, kQueries, kKeys}, c.bias_hides = true;
+         c.bias = {1, kHeads, kQueries, kKeyRows}, c.bias_hides = true;
        }},
       {"slopes", Kind::bias, [](C& c) { c.slopes = {kHeads}; }},
       {"slopes by sequence", Kind::bias,
@@ -130,7 +130,7 @@ AttentionCase base_case(std::size_t number) {
   return {.batch = kBatch,
           .heads = kHeads,
           .queries = kQueries,
-          .keys = kKeys,
+          .keys = kKeyRows,
           .head_size = 12,
           .value_size = number % 2 == 0 ? 12 : 10,
           .statistics = number % 3 == 0 ? Statistics::all : Statistics::none,

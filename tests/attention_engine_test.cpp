@@ -12,6 +12,7 @@
 #include "cpu/decode_engine.h"
 #include "qkv/cpu.h"
 #include "support/targets.h"
+#include "support/values.h"
 
 namespace qkv::cpu {
 namespace {
@@ -43,7 +44,7 @@ struct Matrix {
   double get(std::int64_t i, std::int64_t j) const { return static_cast<float>(data[index(i, j)]); }
 };
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+using test::kNan;
 
 // c must be start + A B, with B(k, j) = b(j, k) or b(k, j).
 template <class T>

@@ -8,14 +8,12 @@
 #include "qkv/error.h"
 #include "qkv/ops.h"
 #include "support/attention_check.h"
+#include "support/values.h"
 
 namespace qkv::test {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // A call that is right until one thing is changed: B 2, H 4, Hk 2, Sq 5, Sk 7, D 8, Dv 6.
 struct Call {

@@ -16,9 +16,6 @@ namespace {
 class AttentionHidden : public AttentionByDType {};
 INSTANTIATE_TEST_SUITE_P(All, AttentionHidden, ::testing::ValuesIn(kFloats), dtype_name);
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
 std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 // Row `row` of a contiguous tensor whose last axis has `size` elements, if there is one.

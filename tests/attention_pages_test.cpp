@@ -12,6 +12,7 @@
 #include "qkv/ops.h"
 #include "qkv/random.h"
 #include "support/attention_check.h"
+#include "support/devices.h"
 #include "support/values.h"
 
 namespace qkv::test {
@@ -193,13 +194,6 @@ TEST(AttentionPages, HostileTablesAreErrors) {
   EXPECT_ERROR("pages must be i32 [2, N]", attention(q, pool, pool, options));
   options.pages = Tensor::zeros({2, 2}, {DType::i64});
   EXPECT_ERROR("pages must be i32 [2, N]", attention(q, pool, pool, options));
-}
-
-std::vector<Device> devices() {
-  std::vector<Device> all;
-  if (tests_run_on(DeviceType::cpu)) all.push_back(kCpu);
-  if (tests_run_on(DeviceType::cuda)) all.push_back({DeviceType::cuda, 0});
-  return all;
 }
 
 // Sequences that begin and end at different times, beside a plain copy of what each was given.

@@ -111,7 +111,6 @@ TEST_P(AttentionReceived, WithTheRest) {
 
 // NaN reaches the keys of the rows that see it, and no others; hidden, it reaches nobody.
 TEST_P(AttentionReceived, NanReachesWhoIsSeenBesideIt) {
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   const auto with_nan = [&](const Tensor& x, std::initializer_list<std::int64_t> rows) {
     std::vector<float> values = to(x, DType::f32).to_vector<float>();
     for (const std::int64_t row : rows) {

@@ -23,7 +23,6 @@
 namespace qkv::test {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kFew = 0x1p-9;
 
 double rounded_to_tf32(double value) {
@@ -109,14 +108,14 @@ void check_tf32(const AttentionCase& c) {
 }
 
 TEST_F(AttentionTf32, AnyLengths) {
-  struct Lengths {
+  struct Rows {
     std::int64_t queries, keys;
   };
   // Around tiles of 32 and 64 keys, of 32 queries, and of 128 of either.
   for (const auto& [queries, keys] :
-       {Lengths{1, 1}, Lengths{1, 65}, Lengths{31, 33}, Lengths{32, 32}, Lengths{33, 31},
-        Lengths{63, 64}, Lengths{64, 63}, Lengths{65, 129}, Lengths{127, 128}, Lengths{128, 127},
-        Lengths{129, 65}, Lengths{259, 131}, Lengths{131, 259}}) {
+       {Rows{1, 1}, Rows{1, 65}, Rows{31, 33}, Rows{32, 32}, Rows{33, 31}, Rows{63, 64},
+        Rows{64, 63}, Rows{65, 129}, Rows{127, 128}, Rows{128, 127}, Rows{129, 65}, Rows{259, 131},
+        Rows{131, 259}}) {
     for (const std::int64_t size : {32, 64, 96, 128}) {
       const bool other = size % 64 == 0;
       const AttentionCase c{.name = "full", .queries = queries, .keys = keys, .head_size = size};

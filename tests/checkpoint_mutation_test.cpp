@@ -26,16 +26,16 @@ const std::string kHeader = R"({"__metadata__":{"format":"pt","note":"\u00e9"},)
                             R"("f4":{"dtype":"F4","shape":[4],"data_offsets":[48,50]}} )";
 const std::string kData = std::string(44, 'x') + std::string("\0\1\1\0", 4) + "zz";
 
-const std::string kIndex =
+const std::string kIndexText =
     R"({"metadata":{"total_size":7},"weight_map":{"a":"one.safetensors","b":"two.safetensors",)"
     R"("c":"one.safetensors"}})";
 
 // In a block of exactly its size, so that AddressSanitizer sees a read beyond it.
-struct Exact {
+struct ExactBytes {
   std::unique_ptr<char[]> data;
   std::size_t size;
 
-  explicit Exact(const std::string& bytes) : data(new char[bytes.size()]), size(bytes.size()) {
+  explicit ExactBytes(const std::string& bytes) : data(new char[bytes.size()]), size(bytes.size()) {
     bytes.copy(data.get(), size);
   }
   std::span<const std::byte> bytes() const { return std::as_bytes(std::span(data.get(), size)); }
@@ -78,7 +78,7 @@ TEST(CheckpointMutation, HeadersAreReadOrRefused) {
   testing::Mutator mutate(1);
   Outcomes outcomes;
   for (int i = 0; i < 20'000; ++i) {
-    const Exact file(damaged_file(mutate));
+    const ExactBytes file(damaged_file(mutate));
     outcomes.count([&] { expect_tiles(read_safetensors_header(file.bytes(), "f"), file.size); });
     ASSERT_FALSE(::testing::Test::HasFailure()) << file.text();
   }
@@ -115,7 +115,7 @@ TEST(CheckpointMutation, IndexesAreReadOrRefused) {
   testing::Mutator mutate(3);
   Outcomes indexes, configs;
   for (int i = 0; i < 20'000; ++i) {
-    const Exact text(mutate(kIndex));
+    const ExactBytes text(mutate(kIndexText));
     indexes.count([&] {
       for (const auto& [name, file] : parse_shard_index(text.text(), "i")) {
         EXPECT_EQ(file.find('/'), std::string::npos);

@@ -14,13 +14,12 @@
 #include "qkv/optim.h"
 #include "qkv/random.h"
 #include "support/attention_check.h"
+#include "support/devices.h"
 #include "support/goldens.h"
 #include "support/values.h"
 
 namespace qkv::test {
 namespace {
-
-constexpr Device kGpu{DeviceType::cuda, 0};
 
 class Cuda : public ::testing::Test {
  protected:

@@ -21,7 +21,7 @@ using testing::Ids;
 using testing::rows_of;
 using testing::shown;
 
-const ModelInfo kModel = testing::model_info(ModelKind::encoder_decoder);
+const ModelInfo kPairsModel = testing::model_info(ModelKind::encoder_decoder);
 
 DataOptions pairs(std::vector<DataFile> files) {
   return {.task = Task::sequence_to_sequence, .files = std::move(files)};
@@ -31,7 +31,7 @@ TEST(DataPairs, EndWithEosAndArePaddedOnTheRight) {
   const DataFolder folder;
   DataOptions options = pairs({{folder.write("x.tsv", "a b\tc\r\nd\te f g\n")}});
   options.shuffle = false;
-  const Dataset data(options, folder.tokenizer(), kModel);
+  const Dataset data(options, folder.tokenizer(), kPairsModel);
   ASSERT_EQ(data.batches(0), 1);
   EXPECT_EQ(data.examples(), 2);
   EXPECT_EQ(data.tokens(), 11);
@@ -64,7 +64,7 @@ TEST(DataPairs, AppearOnceInEveryEpochWithinTheLimit) {
   const DataFolder folder;
   DataOptions options = pairs({{folder.pairs("x.tsv", 500)}, {folder.pairs("y.tsv", 77)}});
   options.batch_tokens = 300;
-  const Dataset data(options, folder.tokenizer(), kModel);
+  const Dataset data(options, folder.tokenizer(), kPairsModel);
   EXPECT_EQ(data.examples(), 577);
   std::set<std::string> epochs;
   for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
@@ -93,20 +93,20 @@ TEST(DataPairs, OrderDependsOnSeedAndPositionAlone) {
   DataOptions options = pairs({{folder.pairs("x.tsv", 300)}});
   options.batch_tokens = 200;
   options.seed = 7;
-  const Dataset data(options, folder.tokenizer(), kModel);
+  const Dataset data(options, folder.tokenizer(), kPairsModel);
   const std::string third = shown(data, 3);
   const int threads = num_threads();
   set_num_threads(3);
-  const Dataset again(options, folder.tokenizer(), kModel);
+  const Dataset again(options, folder.tokenizer(), kPairsModel);
   set_num_threads(threads);
   EXPECT_EQ(shown(again.batch({3, 5})), shown(data.batch({3, 5})));
   EXPECT_EQ(shown(again, 3), third);
   // The same on every machine and in every version: a run can be taken up again.
   EXPECT_EQ(data.batch({0, 0}).examples, (Ids{134, 103, 40, 15, 18, 85, 6, 123}));
   options.seed = 8;
-  EXPECT_NE(shown(Dataset(options, folder.tokenizer(), kModel), 3), third);
+  EXPECT_NE(shown(Dataset(options, folder.tokenizer(), kPairsModel), 3), third);
   options.shuffle = false;
-  const Dataset fixed(options, folder.tokenizer(), kModel);
+  const Dataset fixed(options, folder.tokenizer(), kPairsModel);
   EXPECT_EQ(shown(fixed, 0), shown(fixed, 1));
   EXPECT_EQ(data.after({3, 0}), (DataPosition{3, 1}));
   EXPECT_EQ(data.after({3, data.batches(3) - 1}), (DataPosition{4, 0}));
@@ -122,7 +122,7 @@ TEST(DataPairs, GetTheirPrefixAtTheRateAskedFor) {
   // The examples of the first file that have it.
   const auto prefixed = [&](double rate, std::int64_t epoch) {
     options.prefix_rate = rate;
-    const Dataset data(options, folder.tokenizer(), kModel);
+    const Dataset data(options, folder.tokenizer(), kPairsModel);
     std::set<std::int64_t> with;
     for (std::int64_t b = 0; b < data.batches(epoch); ++b) {
       const Batch batch = data.batch({epoch, b});
@@ -145,19 +145,19 @@ TEST(DataPairs, GetTheirPrefixAtTheRateAskedFor) {
   EXPECT_NE(prefixed(0.5, 1), half);
   EXPECT_EQ(prefixed(0.5, 0), half);
   // Two words where the tokenizer has no such token.
-  const Dataset data(options, folder.tokenizer(), kModel);
+  const Dataset data(options, folder.tokenizer(), kPairsModel);
   const Ids ids = data.source(400);
   EXPECT_EQ(Ids(ids.begin(), ids.begin() + 2), (Ids{21, 22}));
-  EXPECT_EQ(ids, source_tokens(folder.tokenizer(), kModel, data.text(400).source, "q r"));
+  EXPECT_EQ(ids, source_tokens(folder.tokenizer(), kPairsModel, data.text(400).source, "q r"));
 }
 
 TEST(DataPairs, PrefixStandsBehindWhatTheTemplatePutsFirst) {
   const DataFolder folder;
   const Tokenizer tokenizer = folder.tokenizer(true);
-  const Dataset data(pairs({{folder.write("x.tsv", "a b\tc\n"), "q"}}), tokenizer, kModel);
+  const Dataset data(pairs({{folder.write("x.tsv", "a b\tc\n"), "q"}}), tokenizer, kPairsModel);
   EXPECT_EQ(data.source(0), (Ids{4, 21, 5, 6, 1}));
   EXPECT_EQ(data.source(0, false), (Ids{4, 5, 6, 1}));
-  EXPECT_EQ(source_tokens(tokenizer, kModel, "a b", "q"), data.source(0));
+  EXPECT_EQ(source_tokens(tokenizer, kPairsModel, "a b", "q"), data.source(0));
   EXPECT_EQ(rows_of(data.batch({}).input.ids), (std::vector<Ids>{data.source(0)}));
 }
 
@@ -168,16 +168,16 @@ TEST(DataPairs, LeavesOutWhatIsTooLongOrEmpty) {
   options.max_source = 4;
   options.max_target = 4;
   options.prefix_rate = 0;
-  EXPECT_EQ(Dataset(options, folder.tokenizer(), kModel).examples(), 3);
-  EXPECT_EQ(Dataset(options, folder.tokenizer(), kModel).skipped(), 3);
+  EXPECT_EQ(Dataset(options, folder.tokenizer(), kPairsModel).examples(), 3);
+  EXPECT_EQ(Dataset(options, folder.tokenizer(), kPairsModel).skipped(), 3);
   options.prefix_rate = 0.5;  // some may get it: then the first is too long
-  const Dataset data(options, folder.tokenizer(), kModel);
+  const Dataset data(options, folder.tokenizer(), kPairsModel);
   EXPECT_EQ(data.examples(), 2);
   EXPECT_EQ(data.text(1).source, "b");
   options.max_target = 1;
-  EXPECT_ERROR("there are no examples", Dataset(options, folder.tokenizer(), kModel));
+  EXPECT_ERROR("there are no examples", Dataset(options, folder.tokenizer(), kPairsModel));
   options.max_source = options.max_target = 1000;
-  ModelInfo narrow = kModel;
+  ModelInfo narrow = kPairsModel;
   narrow.max_positions = 2;
   EXPECT_ERROR("6 were left out", Dataset(options, folder.tokenizer(), narrow));
   options.prefix_rate = 0;
@@ -189,7 +189,7 @@ TEST(DataPairs, TakesOtherColumns) {
   DataOptions options = pairs({{folder.write("x.tsv", "1\ta\tx\tb\n2\tc\ty\td\n")}});
   options.source_column = 3;
   options.target_column = 1;
-  const Dataset data(options, folder.tokenizer(), kModel);
+  const Dataset data(options, folder.tokenizer(), kPairsModel);
   EXPECT_EQ(data.text(1).source + data.text(1).target, "dc");
   EXPECT_EQ(data.source(1), (Ids{8, 1}));
 }
@@ -198,7 +198,7 @@ TEST(DataPairs, SaysWhatIsWrongAndWhere) {
   const DataFolder folder;
   const auto error = [&](const std::string& part, const std::string& content) {
     const std::string path = folder.write("bad.tsv", content);
-    EXPECT_ERROR(part, Dataset(pairs({{path}}), folder.tokenizer(), kModel));
+    EXPECT_ERROR(part, Dataset(pairs({{path}}), folder.tokenizer(), kPairsModel));
   };
   std::string many;
   for (int i = 0; i < 40000; ++i) many += "a b c d\te\n";  // more than one chunk
@@ -208,21 +208,21 @@ TEST(DataPairs, SaysWhatIsWrongAndWhere) {
   error("the file is empty", "");
   error("there are no examples", "\n\n");
   EXPECT_ERROR("cannot open",
-               Dataset(pairs({{folder.path("no.tsv")}}), folder.tokenizer(), kModel));
-  EXPECT_ERROR("no files", Dataset(pairs({}), folder.tokenizer(), kModel));
+               Dataset(pairs({{folder.path("no.tsv")}}), folder.tokenizer(), kPairsModel));
+  EXPECT_ERROR("no files", Dataset(pairs({}), folder.tokenizer(), kPairsModel));
   const std::string fine = folder.write("fine.tsv", "a\tz\n");
   EXPECT_ERROR(
       "needs an encoder-decoder, but None is a decoder",
       Dataset(pairs({{fine}}), folder.tokenizer(), testing::model_info(ModelKind::decoder)));
-  ModelInfo model = kModel;
+  ModelInfo model = kPairsModel;
   model.vocabulary = 30;
   EXPECT_ERROR("gives id 30, but the model knows only 30",
                Dataset(pairs({{fine}}), folder.tokenizer(), model));
-  model = kModel;
+  model = kPairsModel;
   model.eos_ids.clear();
   EXPECT_ERROR("eos_token_id", Dataset(pairs({{fine}}), folder.tokenizer(), model));
-  EXPECT_ERROR("has no columns",
-               Dataset(pairs({{folder.write("x.json", "[\"a\"]")}}), folder.tokenizer(), kModel));
+  EXPECT_ERROR("has no columns", Dataset(pairs({{folder.write("x.json", "[\"a\"]")}}),
+                                         folder.tokenizer(), kPairsModel));
   EXPECT_ERROR("sequence-to-sequence", task_from_string("translation"));
   EXPECT_EQ(task_from_string("masked-lm"), Task::masked_lm);
 }
@@ -230,7 +230,7 @@ TEST(DataPairs, SaysWhatIsWrongAndWhere) {
 TEST(DataPairs, TextsAreThoseOfTheFileAsItWas) {
   const DataFolder folder;
   const std::string path = folder.write("x.tsv", "a\tb\n");
-  const Dataset data(pairs({{path}}), folder.tokenizer(), kModel);
+  const Dataset data(pairs({{path}}), folder.tokenizer(), kPairsModel);
   EXPECT_EQ(data.text(0).target, "b");
   EXPECT_ERROR("there is no example 1", data.text(1));
   const auto time = std::filesystem::last_write_time(path);
@@ -252,7 +252,7 @@ TEST(DataPairs, TatoebaNeedsLittlePadding) {
   const auto vocabulary = shared / "tokenizers/marian";
   if (!std::filesystem::exists(corpus)) GTEST_SKIP() << corpus << " is not here";
   if (!std::filesystem::exists(vocabulary)) GTEST_SKIP() << vocabulary << " is not here";
-  ModelInfo model = kModel;
+  ModelInfo model = kPairsModel;
   const Tokenizer tokenizer = Tokenizer::load(vocabulary.string());
   model.vocabulary = tokenizer.size();
   DataOptions options = pairs({{corpus.string()}});

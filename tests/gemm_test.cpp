@@ -13,14 +13,15 @@
 #include "qkv/cpu.h"
 #include "qkv/threads.h"
 #include "support/targets.h"
+#include "support/values.h"
 
 namespace qkv {
 namespace {
 
 using test::on_every_target;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+using test::kInf;
+using test::kNan;
 constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
 
 Backend& cpu() { return backend(Device{}); }

@@ -24,15 +24,9 @@ namespace {
 
 using test::bytes_of;
 using test::golden;
+using test::largest_difference;
 using test::on_every_target;
 using test::values_of;
-
-double largest_difference(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = values_of(a), y = values_of(b);
-  double most = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) most = std::max(most, std::abs(x[i] - y[i]));
-  return most;
-}
 
 struct Case {
   Tensor q, k, v;

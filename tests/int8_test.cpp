@@ -25,7 +25,7 @@ namespace {
 using test::bytes_of;
 using test::on_every_target;
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+using test::kNan;
 
 Tensor normal(const Shape& shape, std::uint64_t seed) {
   return Generator(seed).normal(shape, 0, 1, DType::f32);

@@ -15,6 +15,7 @@ namespace qkv {
 namespace {
 
 using test::bytes_of;
+using test::largest_difference;
 using test::values_of;
 
 constexpr std::int64_t kHidden = 24, kHeads = 4, kLength = 37;
@@ -40,16 +41,6 @@ nn::MultiHeadAttention exact_layer(bool causal) {
 
 Tensor some_input(std::int64_t batch = 2, std::int64_t length = kLength) {
   return Generator(8).normal({batch, length, kHidden});
-}
-
-double largest_difference(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = values_of(a), y = values_of(b);
-  EXPECT_EQ(x.size(), y.size());
-  double worst = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    worst = std::isnan(x[i] - y[i]) ? INFINITY : std::max(worst, std::abs(x[i] - y[i]));
-  }
-  return worst;
 }
 
 TEST(Longformer, WithAWindowOverAllIsExact) {

@@ -16,6 +16,7 @@ namespace qkv {
 namespace {
 
 using test::bytes_of;
+using test::largest_difference;
 using test::values_of;
 using testing::TemporaryFolder;
 
@@ -90,16 +91,6 @@ ModelInput input_of(const Model& model, std::int64_t length = 20) {
   ModelInput input{.ids = some_ids(2, length)};
   if (model.info().kind == ModelKind::encoder_decoder) input.decoder_ids = some_ids(2, 11);
   return input;
-}
-
-double largest_difference(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = values_of(a), y = values_of(b);
-  EXPECT_EQ(x.size(), y.size());
-  double worst = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    worst = std::isnan(x[i] - y[i]) ? INFINITY : std::max(worst, std::abs(x[i] - y[i]));
-  }
-  return worst;
 }
 
 TEST(LongModels, AreTheSameAfterSavingAndLoading) {

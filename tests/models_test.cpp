@@ -28,6 +28,7 @@ using test::bytes_of;
 using test::golden;
 using test::kDecoderGoldens;
 using test::kGoldens;
+using test::largest_difference;
 using testing::TemporaryFolder;
 
 Tensor ids_of(std::vector<std::int64_t> ids, std::int64_t batch = 1) {
@@ -49,14 +50,6 @@ std::string message_of(F&& f) {
     return error.what();
   }
   return "";
-}
-
-double largest_difference(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = test::values_of(a), y = test::values_of(b);
-  EXPECT_EQ(x.size(), y.size());
-  double worst = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) worst = std::max(worst, std::abs(x[i] - y[i]));
-  return worst;
 }
 
 // The golden `name` with its config and tensors edited.

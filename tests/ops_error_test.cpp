@@ -12,6 +12,8 @@
 namespace qkv {
 namespace {
 
+using test::kInf;
+
 using Floats = std::vector<float>;
 using Ids = std::vector<std::int64_t>;
 
@@ -237,7 +239,6 @@ TEST(CrossEntropy, IsNanWhenNothingCounts) {
 }
 
 TEST(CrossEntropy, TakesHiddenAndHugeLogits) {
-  constexpr float kInf = std::numeric_limits<float>::infinity();
   const Tensor x = Tensor::from(Floats{1e30f, -kInf, -1e30f, 3, -kInf, 3}, {2, 3});
   Tape tape;
   const Tensor loss = cross_entropy(x, Tensor::from(Ids{0, 2}, {2}));
@@ -246,7 +247,6 @@ TEST(CrossEntropy, TakesHiddenAndHugeLogits) {
 }
 
 TEST(Activations, KeepNanAndReachTheirLimits) {
-  constexpr float kInf = std::numeric_limits<float>::infinity();
   const Tensor x = Tensor::from(Floats{std::nanf(""), kInf, -100, 100, 0}, {5});
   for (const Activation f : {Activation::relu, Activation::gelu, Activation::gelu_tanh,
                              Activation::silu, Activation::tanh}) {

@@ -13,13 +13,13 @@ namespace qkv {
 namespace {
 
 using Doubles = std::vector<double>;
-constexpr std::int64_t kRows = 6, kIn = 5, kHidden = 7, kClasses = 4;
+constexpr std::int64_t kRows = 6, kIn = 5, kInner = 7, kClasses = 4;
 constexpr double kEps = 1e-5;
 const std::vector<std::int64_t> kTargets{0, 3, 1, 2, 2, 0};
 
 // Weight, bias, gain, shift, weight, bias.
-const std::vector<Shape> kShapes{{kHidden, kIn}, {kHidden},           {kHidden},
-                                 {kHidden},      {kClasses, kHidden}, {kClasses}};
+const std::vector<Shape> kShapes{{kInner, kIn}, {kInner},           {kInner},
+                                 {kInner},      {kClasses, kInner}, {kClasses}};
 
 std::vector<Tensor> draw_parameters() {
   Generator random(11);
@@ -47,11 +47,11 @@ Doubles linear_of(const Doubles& x, const Doubles& weight, const Doubles& bias) 
 
 double loss_of(const std::vector<Doubles>& p, const Doubles& x) {
   Doubles h = linear_of(x, p[0], p[1]);
-  for (std::size_t r = 0; r < h.size(); r += kHidden) {
+  for (std::size_t r = 0; r < h.size(); r += kInner) {
     double mean = 0, variance = 0;
-    for (std::size_t i = 0; i < kHidden; ++i) mean += h[r + i] / kHidden;
-    for (std::size_t i = 0; i < kHidden; ++i) variance += std::pow(h[r + i] - mean, 2) / kHidden;
-    for (std::size_t i = 0; i < kHidden; ++i) {
+    for (std::size_t i = 0; i < kInner; ++i) mean += h[r + i] / kInner;
+    for (std::size_t i = 0; i < kInner; ++i) variance += std::pow(h[r + i] - mean, 2) / kInner;
+    for (std::size_t i = 0; i < kInner; ++i) {
       h[r + i] = (h[r + i] - mean) / std::sqrt(variance + kEps) * p[2][i] + p[3][i];
     }
   }

@@ -12,21 +12,14 @@
 #include "qkv/ops.h"
 #include "qkv/random.h"
 #include "support/attention_check.h"
+#include "support/devices.h"
+#include "support/values.h"
 
 namespace qkv::test {
 namespace {
 
 using Ids = std::vector<std::int64_t>;
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kDraws = 0x1p53;
-
-std::vector<Device> devices() {
-  std::vector<Device> all;
-  if (tests_run_on(DeviceType::cpu)) all.push_back(kCpu);
-  if (tests_run_on(DeviceType::cuda)) all.push_back({DeviceType::cuda, 0});
-  return all;
-}
 
 Tensor rows_of(const std::vector<float>& values, std::size_t rows) {
   return Tensor::from(
@@ -206,7 +199,6 @@ TEST(Sampling, ChoosesAsTheReferenceDoes) {
 // The very same ids: ties, few distinct values, flat and peaked rows, penalties.
 TEST(Sampling, AgreeOnCpuAndCuda) {
   if (!tests_run_on(DeviceType::cuda)) GTEST_SKIP() << "there is no CUDA device";
-  constexpr Device kGpu{DeviceType::cuda, 0};
   Generator random(5);
   for (const std::int64_t width : {3, 700, 50257, 151936}) {
     const std::int64_t rows = width > 10000 ? 6 : 40;

@@ -8,15 +8,16 @@
 #include "qkv/ops.h"
 #include "qkv/random.h"
 #include "qkv/threads.h"
+#include "support/values.h"
 
 namespace qkv {
 namespace {
 
 using Floats = std::vector<float>;
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+using test::kInf;
+using test::kNan;
 
-Floats values_of(const Tensor& x) { return to(x, DType::f32).to_vector<float>(); }
+Floats floats_of(const Tensor& x) { return to(x, DType::f32).to_vector<float>(); }
 
 // In double, along `axis` of a row-major array.
 std::vector<double> reference(const Floats& x, const Shape& shape, int axis) {
@@ -60,8 +61,8 @@ TEST_P(Softmax, MatchesDoubleAlongEveryAxisInEveryDtype) {
       const Tensor y = softmax(x, axis);
       ASSERT_EQ(y.dtype(), dtype);
       ASSERT_EQ(y.shape(), shape);
-      const auto expected = reference(values_of(x), shape, axis < 0 ? axis + 4 : axis);
-      const Floats got = values_of(y);
+      const auto expected = reference(floats_of(x), shape, axis < 0 ? axis + 4 : axis);
+      const Floats got = floats_of(y);
       for (std::size_t i = 0; i < got.size(); ++i) {
         // Half a step of the result, and of a subnormal f16 where the result is that small.
         ASSERT_NEAR(got[i], expected[i], step * expected[i] + 0x1p-25)
@@ -74,8 +75,8 @@ TEST_P(Softmax, MatchesDoubleAlongEveryAxisInEveryDtype) {
 TEST_P(Softmax, IsExactToAFewRoundingsInLongRows) {
   const Shape shape{2, 100003};
   const Tensor x = Generator(2).normal(shape, 0, 2);
-  const auto expected = reference(values_of(x), shape, 1);
-  const Floats got = values_of(softmax(x));
+  const auto expected = reference(floats_of(x), shape, 1);
+  const Floats got = floats_of(softmax(x));
   for (std::size_t i = 0; i < got.size(); ++i) {
     ASSERT_NEAR(got[i] / expected[i], 1, 1e-6) << i;
   }
@@ -84,14 +85,14 @@ TEST_P(Softmax, IsExactToAFewRoundingsInLongRows) {
 TEST_P(Softmax, GivesZerosWhereAllIsHidden) {
   const Tensor x = Tensor::from(Floats{-kInf, -kInf, -kInf, 0, -kInf, 0}, {2, 3});
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    EXPECT_EQ(values_of(softmax(to(x, dtype))), (Floats{0, 0, 0, 0.5f, 0, 0.5f}));
+    EXPECT_EQ(floats_of(softmax(to(x, dtype))), (Floats{0, 0, 0, 0.5f, 0, 0.5f}));
   }
 }
 
 TEST_P(Softmax, SpreadsNanOverItsRowOnly) {
   for (const float other : {0.0f, -kInf, kNan}) {
     const Tensor x = Tensor::from(Floats{kNan, other, other, other, 1, 1, 1, 1}, {2, 4});
-    const Floats y = values_of(softmax(x));
+    const Floats y = floats_of(softmax(x));
     for (int i = 0; i < 4; ++i) EXPECT_TRUE(std::isnan(y[i])) << other;
     for (int i = 4; i < 8; ++i) EXPECT_EQ(y[i], 0.25f);
   }
@@ -99,14 +100,14 @@ TEST_P(Softmax, SpreadsNanOverItsRowOnly) {
 
 TEST_P(Softmax, DoesNotOverflow) {
   const Tensor x = Tensor::from(Floats{1e30f, -1e30f, 3e38f, -3e38f, 2e38f, 2e38f}, {3, 2});
-  EXPECT_EQ(values_of(softmax(x)), (Floats{1, 0, 1, 0, 0.5f, 0.5f}));
+  EXPECT_EQ(floats_of(softmax(x)), (Floats{1, 0, 1, 0, 0.5f, 0.5f}));
 }
 
 TEST_P(Softmax, TakesViewsAndSmallShapes) {
   const Tensor x = Tensor::from(Floats{0, 1, 2, 0, 1, 2}, {2, 3});
-  EXPECT_EQ(values_of(softmax(transpose(x, 0, 1), 0)), values_of(transpose(softmax(x, 1), 0, 1)));
-  EXPECT_EQ(values_of(softmax(expand(Tensor::zeros({1}), {4}))), Floats(4, 0.25f));
-  EXPECT_EQ(values_of(softmax(Tensor::full({1}, 7))), Floats{1});
+  EXPECT_EQ(floats_of(softmax(transpose(x, 0, 1), 0)), floats_of(transpose(softmax(x, 1), 0, 1)));
+  EXPECT_EQ(floats_of(softmax(expand(Tensor::zeros({1}), {4}))), Floats(4, 0.25f));
+  EXPECT_EQ(floats_of(softmax(Tensor::full({1}, 7))), Floats{1});
   EXPECT_EQ(softmax(Tensor::zeros({0, 3})).shape(), (Shape{0, 3}));
   EXPECT_EQ(softmax(Tensor::zeros({3, 0})).shape(), (Shape{3, 0}));
 }
@@ -115,10 +116,10 @@ TEST_P(Softmax, GivesTheSameBitsAtAnyNumberOfThreads) {
   const Tensor x = Generator(3).normal({501, 77});
   const int before = num_threads();
   set_num_threads(1);
-  const Floats one = values_of(softmax(x));
+  const Floats one = floats_of(softmax(x));
   for (const int threads : {2, 5}) {
     set_num_threads(threads);
-    EXPECT_EQ(values_of(softmax(x)), one);
+    EXPECT_EQ(floats_of(softmax(x)), one);
   }
   set_num_threads(before);
 }

@@ -10,18 +10,18 @@
 namespace qkv {
 namespace {
 
-const char* const kConfig = R"({"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2,
+const char* const kBertConfig = R"({"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2,
  "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50,
  "max_position_embeddings": 40})";
 
-ModelInput some_input() {
+ModelInput some_ids_input() {
   std::vector<std::int64_t> ids;
   for (std::int64_t i = 0; i < 32; ++i) ids.push_back((i * 7 + 3) % 50);
   return {.ids = Tensor::from(ids, {1, 32})};
 }
 
 std::unique_ptr<Model> some_model() {
-  std::unique_ptr<Model> model = make_model(kConfig, 2);
+  std::unique_ptr<Model> model = make_model(kBertConfig, 2);
   nn::initialize(*model, 2, {.deviation = 0.1f});
   return model;
 }
@@ -40,7 +40,7 @@ double mean_error(const ApproxStudy& study, const std::string& method, std::int6
 
 TEST(ApproxStudy, LosesNothingWhereNothingIsLeftOut) {
   const ApproxStudy study =
-      study_approx(*some_model(), some_input(),
+      study_approx(*some_model(), some_ids_input(),
                    {.features = {16, 4096}, .windows = {4, 64}, .lengths = {4, 32}});
   EXPECT_LT(mean_error(study, "longformer", 64), 1e-6);
   EXPECT_LT(mean_error(study, "linformer", 32), 1e-5);
@@ -61,7 +61,7 @@ TEST(ApproxStudy, LosesNothingWhereNothingIsLeftOut) {
 }
 
 TEST(ApproxStudy, TakesOneSequence) {
-  ModelInput two = some_input();
+  ModelInput two = some_ids_input();
   two.ids = Tensor::zeros({2, 5}, {DType::i64});
   EXPECT_ERROR("ids must be [1, S]", study_approx(*some_model(), two));
 }

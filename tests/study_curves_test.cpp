@@ -64,10 +64,10 @@ TEST(StudyRuns, ReportsWhatIsNotFinite) {
   write_run(folder.path("a"), two_reports());
   write_run(folder.path("b"), "{\"step\":5,\"loss\":1}\n{\"step\":20,\"loss\":0.5}\n");
   const RunsStudy study = study_runs({folder.path("a"), folder.path("b")});
-  const auto json = nlohmann::json::parse(to_json(study));
-  EXPECT_EQ(json["runs"][1]["curves"][0]["loss"], (std::vector<double>{1, 0.5}));
-  EXPECT_TRUE(json["runs"][0]["curves"][0]["loss"][1].is_null());
-  EXPECT_TRUE(json["runs"][1]["curves"][0]["max_logit"][0].is_null());  // it has no health
+  const auto parsed = nlohmann::json::parse(to_json(study));
+  EXPECT_EQ(parsed["runs"][1]["curves"][0]["loss"], (std::vector<double>{1, 0.5}));
+  EXPECT_TRUE(parsed["runs"][0]["curves"][0]["loss"][1].is_null());
+  EXPECT_TRUE(parsed["runs"][1]["curves"][0]["max_logit"][0].is_null());  // it has no health
   const std::string svg = to_svg(study);
   testing::expect_well_formed(svg);
   EXPECT_THAT(svg, HasSubstr("xmlns=\"http://www.w3.org/2000/svg\""));

@@ -130,13 +130,13 @@ TEST(StudyScale, TextFitsATerminal) {
 }
 
 TEST(StudyScale, JsonHasEveryRow) {
-  const auto json = nlohmann::json::parse(to_json(small_study()));
-  EXPECT_EQ(json["rows"].size(), 6u);
-  EXPECT_EQ(json["rows"][0]["head_size"], 16);
-  EXPECT_EQ(json["rows"][0]["score_variance"]["expected"]["mean"], 16.0);
-  EXPECT_TRUE(json["rows"][5]["gradient_k"]["measured"].contains("standard_error"));
-  EXPECT_EQ(json["options"]["seed"], 3);
-  EXPECT_FALSE(json["findings"].empty());
+  const auto parsed = nlohmann::json::parse(to_json(small_study()));
+  EXPECT_EQ(parsed["rows"].size(), 6u);
+  EXPECT_EQ(parsed["rows"][0]["head_size"], 16);
+  EXPECT_EQ(parsed["rows"][0]["score_variance"]["expected"]["mean"], 16.0);
+  EXPECT_TRUE(parsed["rows"][5]["gradient_k"]["measured"].contains("standard_error"));
+  EXPECT_EQ(parsed["options"]["seed"], 3);
+  EXPECT_FALSE(parsed["findings"].empty());
 }
 
 TEST(StudyScale, HtmlStandsAlone) { testing::expect_stands_alone(to_html(small_study())); }

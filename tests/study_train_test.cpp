@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TrainStudyOptions small_options() {
+TrainStudyOptions small_run() {
   TrainStudyOptions options;
   options.steps = 6;
   options.reports = 3;
@@ -36,8 +36,8 @@ TrainStudyOptions small_options() {
   return options;
 }
 
-const TrainStudy& small_study() {
-  static const TrainStudy study = study_train(small_options());
+const TrainStudy& small_train_study() {
+  static const TrainStudy study = study_train(small_run());
   return study;
 }
 
@@ -82,11 +82,11 @@ double plain_norm(const Tensor& x) {
 }
 
 TEST(StudyTrain, FiguresAreThoseOfAPlainComputation) {
-  const TrainStudyOptions o = small_options();
+  const TrainStudyOptions o = small_run();
   const study::TrainTask task(o);
   const study::TaskBatch batch = task.batch(o.seed, 1);
   for (std::size_t s = 0; s < 3; ++s) {
-    const double scale = small_study().scales[s];
+    const double scale = small_train_study().scales[s];
     const nlohmann::json config{{"model_type", "llama"},
                                 {"vocab_size", task.vocabulary()},
                                 {"hidden_size", 16},
@@ -105,7 +105,7 @@ TEST(StudyTrain, FiguresAreThoseOfAPlainComputation) {
     watch_scores(tape, pass);
     const Gradients gradients = tape.backward(loss);
     const PlainFigures plain = plain_figures(h, scale);
-    const CurvePoint& point = small_study().groups[s].runs.front().front();
+    const CurvePoint& point = small_train_study().groups[s].runs.front().front();
     EXPECT_EQ(point.step, 1);
     EXPECT_FLOAT_EQ(point.loss, loss.to_vector<float>()[0]);
     EXPECT_NEAR(point.max_logit, plain.max_logit, 1e-4 * std::abs(plain.max_logit));
@@ -118,19 +118,21 @@ TEST(StudyTrain, FiguresAreThoseOfAPlainComputation) {
 }
 
 TEST(StudyTrain, ScalesAreTheThree) {
-  ASSERT_EQ(small_study().groups.size(), 3u);
-  EXPECT_EQ(small_study().groups[0].name, "none");
-  EXPECT_DOUBLE_EQ(small_study().scales[0], 1);
-  EXPECT_DOUBLE_EQ(small_study().scales[1], 1 / std::sqrt(8.0));
-  EXPECT_DOUBLE_EQ(small_study().scales[2], 1 / 8.0);
+  ASSERT_EQ(small_train_study().groups.size(), 3u);
+  EXPECT_EQ(small_train_study().groups[0].name, "none");
+  EXPECT_DOUBLE_EQ(small_train_study().scales[0], 1);
+  EXPECT_DOUBLE_EQ(small_train_study().scales[1], 1 / std::sqrt(8.0));
+  EXPECT_DOUBLE_EQ(small_train_study().scales[2], 1 / 8.0);
   // The logits of the same weights differ by the scale alone.
-  const auto logit = [](std::size_t s) { return small_study().groups[s].runs[0][0].max_logit; };
+  const auto logit = [](std::size_t s) {
+    return small_train_study().groups[s].runs[0][0].max_logit;
+  };
   EXPECT_NEAR(logit(1), logit(0) / std::sqrt(8.0), 1e-4 * logit(0));
   EXPECT_NEAR(logit(2), logit(0) / 8, 1e-4 * logit(0));
 }
 
 TEST(StudyTrain, EveryQuestionCanBeAnswered) {
-  const TrainStudyOptions o = small_options();
+  const TrainStudyOptions o = small_run();
   const study::TrainTask task(o);
   const study::TaskBatch batch = task.batch(1, 7);
   const std::vector<std::int64_t> ids = batch.ids.to_vector<std::int64_t>();
@@ -164,7 +166,7 @@ TEST(StudyTrain, RowsOfATextAreItsBytes) {
   const testing::TemporaryFolder folder;
   const std::string text = "In the beginning was the word, and \xc3\xa9 is two bytes.";
   std::ofstream(folder.path("text.txt")) << text;
-  TrainStudyOptions o = small_options();
+  TrainStudyOptions o = small_run();
   o.text_file = folder.path("text.txt");
   o.length = 12;
   const study::TaskBatch batch = study::TrainTask(o).batch(1, 0);
@@ -182,13 +184,14 @@ TEST(StudyTrain, RowsOfATextAreItsBytes) {
 TEST(StudyTrain, SameSeedSameCurvesAtAnyNumberOfThreads) {
   const int before = num_threads();
   set_num_threads(3);
-  TrainStudy again = study_train(small_options());
+  TrainStudy again = study_train(small_run());
   set_num_threads(before);
-  again.threads = small_study().threads;
-  EXPECT_EQ(to_json(again), to_json(small_study()));
-  TrainStudyOptions other = small_options();
+  again.threads = small_train_study().threads;
+  EXPECT_EQ(to_json(again), to_json(small_train_study()));
+  TrainStudyOptions other = small_run();
   other.seed = 6;
-  EXPECT_NE(study_train(other).groups[1].runs[0][0].loss, small_study().groups[1].runs[0][0].loss);
+  EXPECT_NE(study_train(other).groups[1].runs[0][0].loss,
+            small_train_study().groups[1].runs[0][0].loss);
 }
 
 TEST(StudyTrain, LearnsToRecall) {
@@ -203,33 +206,33 @@ TEST(StudyTrain, LearnsToRecall) {
 }
 
 TEST(StudyTrain, JsonHasEveryCurve) {
-  const auto json = nlohmann::json::parse(to_json(small_study()));
-  EXPECT_EQ(json["study"], "train");
-  ASSERT_EQ(json["scales"].size(), 3u);
-  EXPECT_EQ(json["scales"][2]["scale"], 0.125);
-  const auto& curves = json["scales"][0]["curves"][0];
+  const auto parsed = nlohmann::json::parse(to_json(small_train_study()));
+  EXPECT_EQ(parsed["study"], "train");
+  ASSERT_EQ(parsed["scales"].size(), 3u);
+  EXPECT_EQ(parsed["scales"][2]["scale"], 0.125);
+  const auto& curves = parsed["scales"][0]["curves"][0];
   EXPECT_EQ(curves["step"], (std::vector<int>{1, 2, 4, 6}));
   for (const char* key :
        {"loss", "max_logit", "entropy", "saturation", "q_gradient", "k_gradient"}) {
     EXPECT_EQ(curves[key].size(), 4u) << key;
   }
-  EXPECT_EQ(json["findings"].size(), 5u);
-  EXPECT_EQ(json["options"]["seed"], 5);
+  EXPECT_EQ(parsed["findings"].size(), 5u);
+  EXPECT_EQ(parsed["options"]["seed"], 5);
 }
 
 TEST(StudyTrain, SeveralSeedsHaveASpread) {
-  TrainStudyOptions o = small_options();
+  TrainStudyOptions o = small_run();
   o.seeds = 2;
   const TrainStudy study = study_train(o);
   ASSERT_EQ(study.groups[0].runs.size(), 2u);
-  EXPECT_EQ(study.groups[0].runs[0].back().loss, small_study().groups[0].runs[0].back().loss);
+  EXPECT_EQ(study.groups[0].runs[0].back().loss, small_train_study().groups[0].runs[0].back().loss);
   EXPECT_THAT(to_text(study), HasSubstr("Over 2 seeds"));
   EXPECT_THAT(to_html(study), HasSubstr("class=\"band\""));
 }
 
 // Two points of each curve, with this loss at the end.
 TrainStudy made_study(double none, double usual, double inverse) {
-  TrainStudy study = small_study();
+  TrainStudy study = small_train_study();
   const double losses[] = {none, usual, inverse};
   for (std::size_t s = 0; s < 3; ++s) study.groups[s].runs[0].back().loss = losses[s];
   return study;
@@ -245,14 +248,14 @@ TEST(StudyTrain, FindingsFollowTheCurves) {
   EXPECT_EQ(learning(made_study(0.25, 2.5, 1)).verdict, Verdict::disagrees);
   EXPECT_EQ(flatness(made_study(3, 1, 2)).verdict, Verdict::holds);
   EXPECT_EQ(flatness(made_study(3, 2, 1)).verdict, Verdict::loose);
-  TrainStudy turned = small_study();
+  TrainStudy turned = small_train_study();
   std::swap(turned.groups[0].runs, turned.groups[2].runs);
   EXPECT_EQ(findings(turned)[0].verdict, Verdict::disagrees);
 }
 
 TEST(StudyTrain, ReportsFitWhereTheyGo) {
-  testing::expect_stands_alone(to_html(small_study()));
-  std::istringstream lines(to_text(small_study()));
+  testing::expect_stands_alone(to_html(small_train_study()));
+  std::istringstream lines(to_text(small_train_study()));
   for (std::string line; std::getline(lines, line);) {
     int columns = 0;
     for (const unsigned char c : line) columns += (c & 0xC0) != 0x80;
@@ -262,7 +265,7 @@ TEST(StudyTrain, ReportsFitWhereTheyGo) {
 
 TEST(StudyTrain, RefusesWhatMakesNoSense) {
   const auto refused = [](const char* what, auto change) {
-    TrainStudyOptions options = small_options();
+    TrainStudyOptions options = small_run();
     change(options);
     EXPECT_ERROR(what, study_train(options));
   };

@@ -107,8 +107,9 @@ TEST(TrainingPassHealth, EveryAttentionTellsOfItsScores) {
   example.model->loss(example.input, example.labels, {.training = &training});
   std::vector<std::string> names;
   for (const nn::AttentionHealth& health : training.health) names.push_back(health.name);
-  EXPECT_THAT(names, testing::ElementsAre("encoder.0.self", "encoder.1.self", "decoder.0.self",
-                                          "decoder.0.cross", "decoder.1.self", "decoder.1.cross"));
+  EXPECT_THAT(names,
+              ::testing::ElementsAre("encoder.0.self", "encoder.1.self", "decoder.0.self",
+                                     "decoder.0.cross", "decoder.1.self", "decoder.1.cross"));
   // The largest score of an encoder layer, by hand.
   const nn::AttentionHealth& first = training.health[0];
   const std::vector<double> q = test::values_of(first.queries), k = test::values_of(first.keys);

@@ -11,14 +11,14 @@ namespace {
 
 using Floats = std::vector<float>;
 
-Tensor counting(const Shape& shape) {
+Tensor indexed(const Shape& shape) {
   Floats values(static_cast<std::size_t>(shape.numel()));
   std::iota(values.begin(), values.end(), 0.0f);
   return Tensor::from(values, shape);
 }
 
 TEST(Transpose, SwapsAxesWithoutMovingBytes) {
-  const Tensor x = counting({2, 3});
+  const Tensor x = indexed({2, 3});
   const Tensor t = transpose(x, 0, 1);
   EXPECT_EQ(t.raw(), x.raw());
   EXPECT_EQ(t.shape(), (Shape{3, 2}));
@@ -28,7 +28,7 @@ TEST(Transpose, SwapsAxesWithoutMovingBytes) {
 }
 
 TEST(Permute, TakesAnyOrder) {
-  const Tensor y = permute(counting({2, 3, 4}), {2, 0, -2});
+  const Tensor y = permute(indexed({2, 3, 4}), {2, 0, -2});
   EXPECT_EQ(y.shape(), (Shape{4, 2, 3}));
   const Floats values = y.to_vector<float>();
   std::size_t at = 0;
@@ -37,12 +37,12 @@ TEST(Permute, TakesAnyOrder) {
       for (int c = 0; c < 3; ++c) EXPECT_EQ(values[at++], (b * 3 + c) * 4 + a);
     }
   }
-  EXPECT_ERROR("needs 3 axes, got 2", permute(counting({1, 1, 1}), {0, 1}));
-  EXPECT_ERROR("axis -3 is named twice", permute(counting({1, 1, 1}), {0, 1, -3}));
+  EXPECT_ERROR("needs 3 axes, got 2", permute(indexed({1, 1, 1}), {0, 1}));
+  EXPECT_ERROR("axis -3 is named twice", permute(indexed({1, 1, 1}), {0, 1, -3}));
 }
 
 TEST(Slice, KeepsAPart) {
-  const Tensor x = counting({3, 4});
+  const Tensor x = indexed({3, 4});
   EXPECT_EQ(slice(x, 0, 1, 3).to_vector<float>(), (Floats{4, 5, 6, 7, 8, 9, 10, 11}));
   EXPECT_EQ(slice(x, -1, 1, 3).to_vector<float>(), (Floats{1, 2, 5, 6, 9, 10}));
   EXPECT_EQ(slice(slice(x, 1, 1, 4), 1, 1, 2).to_vector<float>(), (Floats{2, 6, 10}));
@@ -53,23 +53,23 @@ TEST(Slice, KeepsAPart) {
 }
 
 TEST(Reshape, IsAViewOfAContiguousTensor) {
-  const Tensor x = counting({2, 6});
+  const Tensor x = indexed({2, 6});
   EXPECT_EQ(reshape(x, {3, 4}).raw(), x.raw());
   EXPECT_EQ(reshape(x, {-1, 2}).shape(), (Shape{6, 2}));
   EXPECT_EQ(reshape(x, {12}).to_vector<float>(), x.to_vector<float>());
-  EXPECT_EQ(reshape(counting({}), {1, 1}).shape(), (Shape{1, 1}));
-  EXPECT_EQ(reshape(counting({0, 3}), {3, 0}).shape(), (Shape{3, 0}));
+  EXPECT_EQ(reshape(indexed({}), {1, 1}).shape(), (Shape{1, 1}));
+  EXPECT_EQ(reshape(indexed({0, 3}), {3, 0}).shape(), (Shape{3, 0}));
 }
 
 TEST(Reshape, CopiesWhereStridesDoNotAllow) {
-  const Tensor x = counting({2, 3});
+  const Tensor x = indexed({2, 3});
   const Tensor y = reshape(transpose(x, 0, 1), {6});
   EXPECT_NE(y.raw(), x.raw());
   EXPECT_EQ(y.to_vector<float>(), (Floats{0, 3, 1, 4, 2, 5}));
 }
 
 TEST(Reshape, RefusesOtherCounts) {
-  const Tensor x = counting({2, 6});
+  const Tensor x = indexed({2, 6});
   EXPECT_ERROR("[2, 6] has 12 elements, [5] has 5", reshape(x, {5}));
   EXPECT_ERROR("reshape", reshape(x, {-1, 5}));
   EXPECT_ERROR("at most one extent may be -1", reshape(x, {-1, -1}));
@@ -80,7 +80,7 @@ TEST(Reshape, RefusesOtherCounts) {
 }
 
 TEST(Expand, RepeatsWithoutCopying) {
-  const Tensor x = counting({2, 1});
+  const Tensor x = indexed({2, 1});
   const Tensor y = expand(x, {3, 2, 2});
   EXPECT_EQ(y.raw(), x.raw());
   EXPECT_EQ(y.to_vector<float>(), (Floats{0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1}));
@@ -90,7 +90,7 @@ TEST(Expand, RepeatsWithoutCopying) {
 }
 
 TEST(Contiguous, CopiesOnlyWhenNeeded) {
-  const Tensor x = counting({2, 3});
+  const Tensor x = indexed({2, 3});
   EXPECT_EQ(contiguous(x).raw(), x.raw());
   const Tensor y = contiguous(transpose(x, 0, 1));
   EXPECT_NE(y.raw(), x.raw());
@@ -121,20 +121,20 @@ TEST(To, RoundsAndTruncates) {
 }
 
 TEST(Concat, JoinsAlongAnyAxis) {
-  const Tensor a = counting({2, 2}), b = counting({2, 1});
+  const Tensor a = indexed({2, 2}), b = indexed({2, 1});
   EXPECT_EQ(concat({a, b}, 1).to_vector<float>(), (Floats{0, 1, 0, 2, 3, 1}));
   EXPECT_EQ(concat({a, a}, 0).shape(), (Shape{4, 2}));
   EXPECT_EQ(concat({transpose(a, 0, 1), b}, -1).to_vector<float>(), (Floats{0, 2, 0, 1, 3, 1}));
-  EXPECT_EQ(concat({counting({2, 0}), b}, 1).to_vector<float>(), (Floats{0, 1}));
+  EXPECT_EQ(concat({indexed({2, 0}), b}, 1).to_vector<float>(), (Floats{0, 1}));
   const Tensor flags = Tensor::full({1, 2}, 1, {DType::boolean});
   EXPECT_EQ(concat({flags, flags}, 0).to_vector<bool>(), std::vector<bool>(4, true));
 }
 
 TEST(Concat, RefusesWhatDoesNotFit) {
-  const Tensor a = counting({2, 2});
+  const Tensor a = indexed({2, 2});
   EXPECT_ERROR("at least one tensor", concat({}, 0));
-  EXPECT_ERROR("[3, 2] does not match [2, 2] off axis 1", concat({a, counting({3, 2})}, 1));
-  EXPECT_ERROR("concat", concat({a, counting({2})}, 0));
+  EXPECT_ERROR("[3, 2] does not match [2, 2] off axis 1", concat({a, indexed({3, 2})}, 1));
+  EXPECT_ERROR("concat", concat({a, indexed({2})}, 0));
   EXPECT_ERROR("concat", concat({a, to(a, DType::f16)}, 0));
   EXPECT_ERROR("axis 2 is out of range", concat({a, a}, 2));
 }

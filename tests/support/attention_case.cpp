@@ -5,11 +5,10 @@
 #include "core/backend.h"
 #include "qkv/ops.h"
 #include "qkv/random.h"
+#include "support/values.h"
 
 namespace qkv::test {
 namespace {
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 Shape shape_of(const Extents& extents) { return Shape(std::span<const std::int64_t>(extents)); }
 

@@ -15,7 +15,6 @@
 namespace qkv::test {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr std::int64_t kProbes = 48;  // elements of an input that are moved
 
 // y = x, one element at a time: by no kernel, since those are what is tested.

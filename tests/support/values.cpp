@@ -1,5 +1,8 @@
 #include "support/values.h"
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -22,6 +25,16 @@ std::vector<double> values_of(const Tensor& x) {
     }
     return values;
   });
+}
+
+double largest_difference(const Tensor& a, const Tensor& b) {
+  const std::vector<double> x = values_of(a), y = values_of(b);
+  EXPECT_EQ(x.size(), y.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    worst = std::isnan(x[i] - y[i]) ? INFINITY : std::max(worst, std::abs(x[i] - y[i]));
+  }
+  return worst;
 }
 
 double relative_distance(const Tensor& a, const Tensor& b) {
