@@ -15,7 +15,7 @@
 //     dV  += P^T dO               dK  += dS^T Q               [64 keys, D], from registers
 //     dQ   = dS K                                             both warpgroups' dS, by shared memory
 //
-// With D = 256 the sums dK and dV of 64 keys fill two warpgroups' registers, and the warpgroups
+// Above D = 128 the sums dK and dV of 64 keys fill two warpgroups' registers, and the warpgroups
 // share the work in another way: attention_backward_sm90_wide.cuh.
 //
 // Products run beside arithmetic: dP^T beside the exponentials, dV beside dS^T, dK beside the way
