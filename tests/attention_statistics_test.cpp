@@ -55,6 +55,9 @@ TEST_P(AttentionStatisticsOf, OverManyTiles) {
       c.name += ", the largest alone";
       c.statistics = Statistics::max_logit;
       check_attention(c, GetParam(), Pass::forward);
+      c.name = name + ", saturation alone";
+      c.statistics = Statistics::saturation;
+      check_attention(c, GetParam(), Pass::forward);
       c.name = name + ", sharpness alone";  // no sums of scores
       c.statistics = Statistics::entropy | Statistics::saturation;
       check_attention(c, GetParam(), Pass::forward);
