@@ -79,11 +79,13 @@ if(qkv_with_cuda)
   qkv_take_cuda_sources(qkv_sm90_sources "_sm90[.]cu$")
   qkv_cuda_library(qkv-cuda-sm90 CODE "arch=compute_90a,code=sm_90a" SOURCES ${qkv_sm90_sources})
   # Floats that matrix instructions multiply are rounded by an instruction that only Hopper has. All
-  # that makes a score again has to be here, for the same bits.
-  qkv_take_cuda_sources(qkv_floats_sources "_mma_(bias|exact|received|rows|tf32)[.]cu$")
+  # that makes a score of floats again has to be here, for the same bits.
+  qkv_take_cuda_sources(qkv_exact_sources "_mma_exact[.]cu$")
+  qkv_take_cuda_sources(qkv_floats_sources "_mma_(floats|rows|tf32)[.]cu$")
+  qkv_cuda_batch(cuda_floats qkv_floats_sources)
   qkv_cuda_library(qkv-cuda-floats
     CODE "arch=compute_80,code=compute_80" "arch=compute_90,code=sm_90"
-    SOURCES ${qkv_floats_sources})
+    SOURCES ${qkv_floats_sources} ${qkv_exact_sources})
   # Four products that add to the same registers: optimised further, the assembler puts them one
   # after the other to save registers, and each waits for the one before.
   set_source_files_properties(src/cuda/attention_mma_exact.cu

@@ -78,7 +78,7 @@ __device__ void add_by_distance(const Params& p, const Work& work, int head, int
 }
 
 // Adds to `sums` what FarSums are of. Pairs nearer to the diagonal than a table's reach are another
-// kernel's (attention_mma_bias.cu). `key` is the warp's first, `row` the step's.
+// kernel's (attention_mma_bias.cuh). `key` is the warp's first, `row` the step's.
 template <class S>
 __device__ void sum_by_distance(const Params& p, const Work& work, int key, int row,
                                 const float (&ds)[S::Rows / 2], float (&sums)[2]) {

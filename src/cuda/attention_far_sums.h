@@ -1,5 +1,5 @@
 // What the Hopper kernel of the backward pass sums for gradients of what is added by distance, and
-// the kernels of those gradients (attention_bias.cu, attention_mma_bias.cu) put together.
+// the kernels of those gradients (attention_bias.cu, attention_mma_bias.cuh) put together.
 #pragma once
 
 #include <cuda_runtime_api.h>

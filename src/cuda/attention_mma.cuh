@@ -44,16 +44,6 @@ auto dispatch_mma(MmaElements elements, std::int64_t size, F&& f) {
     default: return elements.tf32 ? dispatch_size<Tf32>(size, f) : dispatch_size<float>(size, f);
   }
 }
-// Of what is not rounded to TF32.
-template <class F>
-auto dispatch_exact(DType dtype, std::int64_t size, F&& f) {
-  switch (dtype) {
-    case DType::bf16: return dispatch_size<device_bf16>(size, f);
-    case DType::f16: return dispatch_size<device_f16>(size, f);
-    default: return dispatch_size<float>(size, f);
-  }
-}
-
 // Blocks are begun in the order of their numbers. Several heads are worked on together, their first
 // tiles before their second, so that the longest come first: as many as have keys and values (for
 // dk and dv: queries and dout) that fit half of L2, and no fewer than give every multiprocessor

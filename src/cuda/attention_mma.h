@@ -40,6 +40,10 @@ void tf32_mma_forward(const AttentionJob& job, const AttentionGrid& grid, const 
 // What each key receives, as `received`, of such rows.
 void mma_received(const AttentionJob& job, const AttentionGrid& grid, MmaElements elements,
                   const RowStatistics& rows, float* to, cudaStream_t stream);
+void exact_mma_received(const AttentionJob& job, const AttentionGrid& grid,
+                        const RowStatistics& rows, float* to, cudaStream_t stream);
+void tf32_mma_received(const AttentionJob& job, const AttentionGrid& grid,
+                       const RowStatistics& rows, float* to, cudaStream_t stream);
 
 struct MmaBackward {
   BackwardTensors tensors;
@@ -67,6 +71,10 @@ void mma_bias_backward(const AttentionJob& job, const AttentionGrid& grid, DType
                        const MmaBackward& x, const BiasResult& to, cudaStream_t stream);
 void mma_diagonal_backward(const AttentionJob& job, const AttentionGrid& grid, DType dtype,
                            const MmaBackward& x, int buckets, float* partial, cudaStream_t stream);
+void exact_mma_bias(const AttentionJob& job, const AttentionGrid& grid, const MmaBackward& x,
+                    const BiasResult& to, cudaStream_t stream);
+void exact_mma_diagonal(const AttentionJob& job, const AttentionGrid& grid, const MmaBackward& x,
+                        int buckets, float* partial, cudaStream_t stream);
 
 // Shared memory of a block, for heads of this size.
 std::int64_t mma_forward_bytes(MmaElements elements, std::int64_t size);

@@ -67,7 +67,7 @@ inline CUtensorMap make_tensor_map(const TensorView& x, DType dtype, int box_row
                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
       4, const_cast<void*>(x.data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       item == 1 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     throw Error("cuda: cuTensorMapEncodeTiled failed with " + std::to_string(int(status)));
   return map;
