@@ -287,8 +287,11 @@ struct RotaryConfig {
   double factor = 1;
   double low_frequency_factor = 1, high_frequency_factor = 4;  // llama3
   double beta_fast = 32, beta_slow = 1;                        // yarn
-  double attention_factor = 0;                                 // yarn; 0 = 0.1 ln(factor) + 1
-  std::int64_t original_positions = 0;                         // what the model was trained on
+  bool truncate = true;                                        // yarn: whole dimensions
+  // yarn: what queries and keys grow by; 0 = (0.1 mscale ln(factor) + 1) over the same with
+  // mscale_all_dim, or 0.1 ln(factor) + 1 where one of them is 0.
+  double attention_factor = 0, mscale = 0, mscale_all_dim = 0;
+  std::int64_t original_positions = 0;  // what the model was trained on
 };
 struct RotaryTables {
   Tensor cos, sin;  // f32 [S, R/2] or [B, S, R/2]

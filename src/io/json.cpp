@@ -152,6 +152,7 @@ Config Config::parse(std::string_view text, const std::string& name) try {
 }
 
 bool Config::has(const std::string& key) const { return value_->find(key) != nullptr; }
+bool Config::mentions(const std::string& key) const { return value_->json->contains(key); }
 
 std::vector<std::string> Config::keys() const {
   std::vector<std::string> keys;

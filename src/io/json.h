@@ -23,8 +23,9 @@ class Config {
   // `name` stands for the file in messages.
   static Config parse(std::string_view text, const std::string& name);
 
-  bool has(const std::string& key) const;  // present and not null
-  std::vector<std::string> keys() const;   // those that has() sees, sorted
+  bool has(const std::string& key) const;       // present and not null
+  bool mentions(const std::string& key) const;  // present, be it as null
+  std::vector<std::string> keys() const;        // those that has() sees, sorted
 
   // Throw Error when the key is absent, has another type or is out of [min, max]; the _or forms
   // give the fallback when it is absent, and still throw when it is wrong.

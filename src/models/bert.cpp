@@ -1,5 +1,6 @@
 // BERT and the encoders built like it: RoBERTa (positions count from the padding id), DistilBERT
-// (no token types, other names), Longformer (attention within a window).
+// (no token types, other names), Longformer (attention within a window). With `is_decoder` BERT and
+// RoBERTa see what came before, and nothing else.
 #include <algorithm>
 
 #include "core/check.h"
@@ -75,6 +76,10 @@ class Bert final : public Model {
     nn::AttentionCall call{
         .mask = mask, .side = "encoder", .trace = context.trace, .training = context.training};
     if (input.global.defined()) call.global = to(input.global, DType::boolean);
+    // What a classifier reads has to see all.
+    if (info_.family == "longformer" && head_kind_ == Head::classifier && !input.global.defined()) {
+      call.global = first_position(input.ids.shape());
+    }
     if (info_.family == "longformer" && input.mask.defined()) {
       call.visible = reshape(to(to(input.mask, DType::boolean), DType::f32),
                              {input.ids.size(0), input.ids.size(1), 1});
@@ -84,7 +89,9 @@ class Bert final : public Model {
     output.last_hidden = x;
     if (has_pooler_) output.pooled = pooler_(first_token(x), Activation::tanh);
     if (head_kind_ == Head::masked_lm) {
-      output.logits = decoder_(transform_norm_(transform_(x, activation_)));
+      // RoBERTa's head has gelu, whatever the layers have.
+      const Activation activation = counts_from_padding_ ? Activation::gelu : activation_;
+      output.logits = decoder_(transform_norm_(transform_(x, activation)));
     } else if (head_kind_ == Head::classifier) {
       output.logits = classify(output, context.training);
     }
@@ -100,12 +107,13 @@ class Bert final : public Model {
     activation_ =
         activation_from_string(c.text_or(is_distil ? "activation" : "hidden_act", "gelu"));
     const std::int64_t hidden = info_.hidden;
-    const std::int64_t padding = counts_from_padding_ ? info_.pad_id : -1;
-    check(!counts_from_padding_ || padding >= 0, "{}: {} is needed to count positions",
+    check(!counts_from_padding_ || info_.pad_id >= 0, "{}: {} is needed to count positions",
           info_.family, c.where("pad_token_id"));
-    words_ = nn::Embedding(info_.vocabulary, hidden, padding);
-    positions_ = nn::Embedding(info_.max_positions, hidden, padding);
-    if (counts_from_padding_) info_.max_positions -= padding + 1;
+    // The row of the padding id has no gradient.
+    words_ = nn::Embedding(info_.vocabulary, hidden, c.mentions("pad_token_id") ? info_.pad_id : 0);
+    positions_ =
+        nn::Embedding(info_.max_positions, hidden, counts_from_padding_ ? info_.pad_id : -1);
+    if (counts_from_padding_) info_.max_positions -= info_.pad_id + 1;
     has_types_ = !is_distil;
     if (has_types_) {
       types_ = nn::Embedding(c.integer_or("type_vocab_size", 2, 1, kMaxWidth), hidden);
@@ -134,6 +142,7 @@ class Bert final : public Model {
     layer.norm = {.width = hidden, .eps = eps_};
     layer.self = {.hidden = hidden,
                   .heads = info_.heads,
+                  .causal = is_decoder(c),
                   .dropout = dropout_rate(
                       c, is_distil ? "attention_dropout" : "attention_probs_dropout_prob", 0.1),
                   .q = names_.q,
@@ -161,6 +170,14 @@ class Bert final : public Model {
     }
   }
 
+  bool is_decoder(const Config& c) const {
+    const bool may_be = info_.family == "bert" || info_.family == "roberta";
+    check(!may_be || !c.flag_or("add_cross_attention", false),
+          "{} is not supported: {} has no cross-attention here", c.where("add_cross_attention"),
+          info_.family);
+    return may_be && c.flag_or("is_decoder", false);
+  }
+
   void build_head(const ModelSource& source) {
     const std::int64_t hidden = info_.hidden;
     // A pooler is used by what stores one; RoBERTa's classifier has its own.
@@ -173,7 +190,10 @@ class Bert final : public Model {
       transform_ = nn::Linear({hidden, hidden});
       transform_norm_ = nn::LayerNorm(hidden, eps_);
       decoder_ = nn::Linear({hidden, info_.vocabulary});
-      untied_ = source.is_untied(decoder_name());
+      untied_ = source.is_untied(decoder_name() + ".weight");
+      // A tied head's bias has two names for one tensor.
+      owns_bias_ = untied_ && (source.has_checkpoint ? source.stores(decoder_name() + ".bias")
+                                                     : info_.family != "distilbert");
     } else if (head_kind_ == Head::classifier) {
       if (info_.classes == 0) info_.classes = 2;
       transform_ = nn::Linear({hidden, hidden});
@@ -182,8 +202,8 @@ class Bert final : public Model {
   }
 
   std::string decoder_name() const {
-    if (info_.family == "distilbert") return "vocab_projector.weight";
-    return counts_from_padding_ ? "lm_head.decoder.weight" : "cls.predictions.decoder.weight";
+    if (info_.family == "distilbert") return "vocab_projector";
+    return counts_from_padding_ ? "lm_head.decoder" : "cls.predictions.decoder";
   }
 
   void visit_head(const nn::Visitor& visitor) {
@@ -198,17 +218,17 @@ class Bert final : public Model {
     if (is_distil) {
       visitor("vocab_transform", transform_);
       visitor("vocab_layer_norm", transform_norm_);
-      visitor("vocab_projector.bias", decoder_.bias, {classes});
     } else if (counts_from_padding_) {
       visitor("lm_head.dense", transform_);
       visitor("lm_head.layer_norm", transform_norm_);
-      visitor("lm_head.bias", decoder_.bias, {classes});
+      visitor("lm_head.bias", owns_bias_ ? unused_bias_ : decoder_.bias, {classes});
     } else {
       visitor("cls.predictions.transform.dense", transform_);
       visitor("cls.predictions.transform.LayerNorm", transform_norm_);
-      visitor("cls.predictions.bias", decoder_.bias, {classes});
+      visitor("cls.predictions.bias", owns_bias_ ? unused_bias_ : decoder_.bias, {classes});
     }
-    if (untied_) visitor(decoder_name(), decoder_.weight, {classes, info_.hidden});
+    if (untied_) visitor(decoder_name() + ".weight", decoder_.weight, {classes, info_.hidden});
+    if (is_distil || owns_bias_) visitor(decoder_name() + ".bias", decoder_.bias, {classes});
   }
 
   Tensor position_ids(const ModelInput& input) const {
@@ -240,6 +260,12 @@ class Bert final : public Model {
     return embedding_norm_(x);
   }
 
+  static Tensor first_position(const Shape& shape) {
+    Tensor chosen = Tensor::zeros(shape, {DType::boolean});
+    for (std::int64_t b = 0; b < shape[0]; ++b) chosen.data<bool>()[b * shape[1]] = true;
+    return chosen;
+  }
+
   static Tensor first_token(const Tensor& x) {
     return reshape(slice(x, 1, 0, 1), {x.size(0), x.size(2)});
   }
@@ -261,7 +287,8 @@ class Bert final : public Model {
 
   BertNames names_ = kBert;
   std::string prefix_;
-  bool counts_from_padding_ = false, has_types_ = true, has_pooler_ = false, untied_ = false;
+  bool counts_from_padding_ = false, has_types_ = true, has_pooler_ = false;
+  bool untied_ = false, owns_bias_ = false;
   Head head_kind_ = Head::none;
   double eps_ = 1e-12, dropout_ = 0, classifier_dropout_ = 0;
   Activation activation_ = Activation::gelu;
@@ -269,6 +296,7 @@ class Bert final : public Model {
   nn::LayerNorm embedding_norm_, transform_norm_;
   nn::Stack stack_;
   nn::Linear pooler_, transform_, decoder_;
+  Tensor unused_bias_;  // of a head that has its own; kept for who saves what was loaded
 };
 
 }  // namespace

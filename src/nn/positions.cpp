@@ -28,6 +28,25 @@ double yarn_dimension(const RotaryConfig& c, double rotations) {
          (2 * std::log(c.base));
 }
 
+// How far dimension `i` is slowed down: 0 not at all, 1 by the whole factor.
+double yarn_ramp(const RotaryConfig& c, std::int64_t i) {
+  double low = yarn_dimension(c, c.beta_fast), high = yarn_dimension(c, c.beta_slow);
+  if (c.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0);
+  high = std::min(high, static_cast<double>(c.head_size - 1));
+  if (high == low) high += 0.001;
+  return std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+}
+
+double yarn_magnitude(const RotaryConfig& c) {
+  const auto grown = [&](double mscale) {
+    return c.factor <= 1 ? 1.0 : 0.1 * mscale * std::log(c.factor) + 1;
+  };
+  if (c.attention_factor > 0) return c.attention_factor;
+  if (c.mscale == 0 || c.mscale_all_dim == 0) return grown(1);
+  return grown(c.mscale) / grown(c.mscale_all_dim);
+}
+
 }  // namespace
 
 struct Rotary::Kept {
@@ -49,11 +68,7 @@ Rotary::Rotary(const RotaryConfig& config) : kept_(std::make_shared<Kept>()), co
     } else if (kind == "llama3") {
       frequency = llama3_frequency(config, frequency);
     } else if (kind == "yarn") {
-      const double low = std::max(std::floor(yarn_dimension(config, config.beta_fast)), 0.0);
-      double high = std::min(std::ceil(yarn_dimension(config, config.beta_slow)),
-                             static_cast<double>(config.head_size - 1));
-      if (high == low) high += 0.001;
-      const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+      const double ramp = yarn_ramp(config, i);
       frequency = frequency / config.factor * ramp + frequency * (1 - ramp);
     } else {
       check(kind == "default" || kind == "dynamic",
@@ -62,11 +77,7 @@ Rotary::Rotary(const RotaryConfig& config) : kept_(std::make_shared<Kept>()), co
     }
     frequencies_.push_back(frequency);
   }
-  if (kind == "yarn") {
-    magnitude_ = config.attention_factor > 0 ? config.attention_factor
-                 : config.factor <= 1        ? 1
-                                             : 0.1 * std::log(config.factor) + 1;
-  }
+  if (kind == "yarn") magnitude_ = yarn_magnitude(config);
 }
 
 RotaryTables Rotary::operator()(const Tensor& positions) const {
