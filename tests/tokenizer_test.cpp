@@ -87,6 +87,16 @@ Tokenizer load_text(const std::string& text) {
   return Tokenizer::load(path);
 }
 
+// A tokenizer of whole words, numbered from 1 (0 is what is unknown), with these other settings.
+Tokenizer load_words(const std::vector<std::string>& words, json settings) {
+  json vocab = {{"[UNK]", 0}};
+  for (std::size_t i = 0; i < words.size(); ++i) vocab[words[i]] = i + 1;
+  settings["model"] = {{"type", "WordLevel"}, {"vocab", vocab}, {"unk_token", "[UNK]"}};
+  return load_text(settings.dump());
+}
+
+using Ids = std::vector<std::int64_t>;
+
 TEST(Tokenizer, ByteLevelWithAddedToken) {
   const Tokenizer tokenizer = load_text(small_json());
   EXPECT_EQ(tokenizer.encode("hello<end>"), (std::vector<std::int64_t>{257, 'l', 'o', 258}));
@@ -117,6 +127,17 @@ TEST(Tokenizer, InvalidUtf8CountsAsReplacement) {
       "b");
   EXPECT_EQ(encoding.spans.front(), (TokenSpan{0, 1}));
   EXPECT_EQ(encoding.spans.back(), (TokenSpan{2, 3}));
+}
+
+// Decompositions of Unicode 9: what Unicode 15 added stays as it is.
+TEST(Tokenizer, DecompositionsAreThoseOfUnicode9) {
+  for (const char* form : {"NFKC", "NFKD"}) {
+    const Tokenizer tokenizer =
+        load_words({"fi", "\U0001E030", "\U0001E06D"}, {{"normalizer", {{"type", form}}}});
+    EXPECT_EQ(tokenizer.encode("\uFB01"), Ids{1}) << form;
+    EXPECT_EQ(tokenizer.encode("\U0001E030"), Ids{2}) << form;
+    EXPECT_EQ(tokenizer.encode("\U0001E06D"), Ids{3}) << form;
+  }
 }
 
 TEST(Tokenizer, LongWordsAreNotQuadratic) {
