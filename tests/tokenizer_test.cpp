@@ -96,6 +96,7 @@ Tokenizer load_words(const std::vector<std::string>& words, json settings) {
 }
 
 using Ids = std::vector<std::int64_t>;
+using Spans = std::vector<TokenSpan>;
 
 TEST(Tokenizer, ByteLevelWithAddedToken) {
   const Tokenizer tokenizer = load_text(small_json());
@@ -127,6 +128,26 @@ TEST(Tokenizer, InvalidUtf8CountsAsReplacement) {
       "b");
   EXPECT_EQ(encoding.spans.front(), (TokenSpan{0, 1}));
   EXPECT_EQ(encoding.spans.back(), (TokenSpan{2, 3}));
+}
+
+// What a pattern cuts a text into.
+Spans split(const std::string& pattern, const std::string& text) {
+  const json splits = {
+      {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}};
+  return load_words({}, {{"pre_tokenizer", splits}}).encode_spans(text).spans;
+}
+
+// Oniguruma does so: they have its own table of Latin-1, which sets in brackets do not ask.
+TEST(Tokenizer, SuperscriptsAreWordCharactersOutsideOfBrackets) {
+  for (const std::string c : {"\u00B2", "\u00B3", "\u00B9", "\u00BC", "\u00BD", "\u00BE"}) {
+    EXPECT_EQ(split(R"(\w+)", ">" + c + "a"), (Spans{{0, 1}, {1, 4}})) << c;
+    EXPECT_EQ(split(R"(\W+)", ">" + c + "a"), (Spans{{0, 1}, {1, 4}})) << c;
+    EXPECT_EQ(split(R"([\w]+)", ">" + c + "a"), (Spans{{0, 3}, {3, 4}})) << c;
+    EXPECT_EQ(split(R"([^\w]+)", ">" + c + "a"), (Spans{{0, 3}, {3, 4}})) << c;
+    EXPECT_EQ(split(R"([\W]+)", ">" + c + "a"), (Spans{{0, 3}, {3, 4}})) << c;
+    EXPECT_EQ(split(R"(\b)", ">" + c + "a"), (Spans{{0, 1}, {1, 4}})) << c;
+    EXPECT_EQ(split(R"((?<=\w)>)", c + ">>"), (Spans{{0, 2}, {2, 3}, {3, 4}})) << c;
+  }
 }
 
 // Decompositions of Unicode 9: what Unicode 15 added stays as it is.
