@@ -161,6 +161,21 @@ TEST(Tokenizer, DecompositionsAreThoseOfUnicode9) {
   }
 }
 
+// A rule replaces all of a grapheme, and what that is Unicode 17 says.
+TEST(Tokenizer, GraphemesAreThoseOfUnicode17) {
+  const json rules = {{"type", "Precompiled"},  // "a" becomes "Z"
+                      {"precompiled_charsmap", "DAAAAACAAQBhDQAAAAAAgFoA"}};
+  const Tokenizer tokenizer =
+      load_words({"Z", "\U000113D1Z\u0301", "\U00011A3AZ", "Z\u0915"}, {{"normalizer", rules}});
+  for (const std::string mark : {"\u0301", "\u0897", "\u1AD4", "\u1AEB", "\U00010D69", "\U000113C0",
+                                 "\U00011B60", "\U0001611E", "\U0001E5EE", "\U0001E6F5"}) {
+    EXPECT_EQ(tokenizer.encode("a" + mark), Ids{1}) << mark;
+  }
+  EXPECT_EQ(tokenizer.encode("\U000113D1a\u0301"), Ids{2});  // one, longer than a rule looks at
+  EXPECT_EQ(tokenizer.encode("\U00011A3Aa\u0301"), Ids{3});  // two
+  EXPECT_EQ(tokenizer.encode("a\u0915"), Ids{4});
+}
+
 TEST(Tokenizer, LongWordsAreNotQuadratic) {
   const Tokenizer tokenizer = load_text(small_json());
   const std::string text(1 << 20, 'h');
