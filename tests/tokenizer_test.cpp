@@ -176,6 +176,29 @@ TEST(Tokenizer, GraphemesAreThoseOfUnicode17) {
   EXPECT_EQ(tokenizer.encode("a\u0915"), Ids{4});
 }
 
+// Every text of up to five of these tokens: bytes of a character, one that is an added token as
+// well, one that is left out, one that is unknown.
+TEST(Tokenizer, StreamedBytesAreThoseOfTheWholeText) {
+  const json added = {{{"content", "<0xA9>"}, {"normalized", false}},
+                      {{"content", "<s>"}, {"normalized", false}, {"special", true}}};
+  const Tokenizer tokenizer =
+      load_words({"<0x6C>", "<0xC3>", "<0xA9>", "a"},
+                 {{"added_tokens", added}, {"decoder", {{"type", "ByteFallback"}}}});
+  ASSERT_EQ(tokenizer.id("<0xA9>"), 3);
+  ASSERT_EQ(tokenizer.id("<s>"), 5);
+  constexpr std::int64_t kTokens = 7;  // the last is no token
+  for (const bool skip : {true, false}) {
+    for (std::int64_t text = 0; text < 16807; ++text) {
+      Ids ids;
+      for (std::int64_t rest = text; rest > 0; rest /= kTokens) ids.push_back(rest % kTokens);
+      DecodeStream stream(tokenizer, {.skip_special = skip});
+      std::string streamed;
+      for (const std::int64_t id : ids) streamed += stream.push(id);
+      ASSERT_EQ(streamed + stream.finish(), tokenizer.decode(ids, {.skip_special = skip})) << text;
+    }
+  }
+}
+
 TEST(Tokenizer, LongWordsAreNotQuadratic) {
   const Tokenizer tokenizer = load_text(small_json());
   const std::string text(1 << 20, 'h');
