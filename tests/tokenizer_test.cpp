@@ -176,6 +176,24 @@ TEST(Tokenizer, GraphemesAreThoseOfUnicode17) {
   EXPECT_EQ(tokenizer.encode("a\u0915"), Ids{4});
 }
 
+TEST(Tokenizer, AddedTokenThatIsSpaceTakesSpacesAlong) {
+  const json space = {{"content", "\n"}, {"lstrip", true}, {"rstrip", true}, {"normalized", false}};
+  const Tokenizer tokenizer = load_words({"a"}, {{"added_tokens", {space}}});
+  const Encoding encoding = tokenizer.encode_spans("a\n \n\na");
+  EXPECT_EQ(encoding.ids, (Ids{1, 2, 1}));
+  EXPECT_EQ(encoding.spans, (Spans{{0, 1}, {1, 5}, {5, 6}}));
+  EXPECT_EQ(tokenizer.encode("\n\n\n"), Ids{2});
+}
+
+TEST(Tokenizer, AddedTokenWithinSpacesOfTheOneBeforeIsDropped) {
+  const json before = {{"content", "<s>"}, {"rstrip", true}, {"normalized", false}};
+  const json space = {{"content", "\n"}, {"lstrip", true}, {"normalized", false}};
+  const Tokenizer tokenizer = load_words({"a"}, {{"added_tokens", {before, space}}});
+  const Encoding encoding = tokenizer.encode_spans("<s>\n\na");
+  EXPECT_EQ(encoding.ids, (Ids{2, 1}));
+  EXPECT_EQ(encoding.spans, (Spans{{0, 5}, {5, 6}}));
+}
+
 // Every text of up to five of these tokens: bytes of a character, one that is an added token as
 // well, one that is left out, one that is unknown.
 TEST(Tokenizer, StreamedBytesAreThoseOfTheWholeText) {
