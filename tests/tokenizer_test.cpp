@@ -150,6 +150,11 @@ TEST(Tokenizer, SuperscriptsAreWordCharactersOutsideOfBrackets) {
   }
 }
 
+TEST(Tokenizer, CapitalIWithDotIsNoCaseOfI) {
+  EXPECT_EQ(split("(?i:\u0130)", "aib"), (Spans{{0, 3}}));
+  EXPECT_EQ(split("(?i:\u0130)", "a\u0130b"), (Spans{{0, 1}, {1, 3}, {3, 4}}));
+}
+
 // Decompositions of Unicode 9: what Unicode 15 added stays as it is.
 TEST(Tokenizer, DecompositionsAreThoseOfUnicode9) {
   for (const char* form : {"NFKC", "NFKD"}) {

@@ -36,6 +36,7 @@ constexpr Name kClasses[] = {
     {"Punct", bits(pc, po)}, {"Punctuation", bits(pc, po)}, {"Symbol", bits(sm, so)}};
 
 char32_t folded(char32_t c) {
+  if (c == 0x130) return c;  // folds to two characters, unlike its lowercase
   const auto upper = utf8proc_toupper(static_cast<utf8proc_int32_t>(c));
   return static_cast<char32_t>(utf8proc_tolower(upper));
 }
