@@ -297,6 +297,16 @@ TEST(Tokenizer, ErrorsNameWhatIsWrong) {
   EXPECT_ERROR("at most", load_text(R"({"model":{"vocab":{"a":4000000000},"merges":[]}})"));
   EXPECT_ERROR("'ab'", load_text(R"({"model":{"vocab":{"a":0,"b":1},"merges":["a b"]}})"));
   EXPECT_ERROR("Fancy", load_text(small_json(R"(,"normalizer":{"type":"Fancy"})")));
+  EXPECT_ERROR("added_tokens must be a list", load_text(R"({"added_tokens":{"content":"a"}})"));
+  EXPECT_ERROR("added_tokens must be a list", load_text(R"({"added_tokens":"a"})"));
+  for (const char* type : {"BPE", "WordPiece", "WordLevel", "Unigram"}) {
+    const json model = {{"type", type},
+                        {"vocab", type[0] == 'U' ? json::parse(R"([["a",0]])") : json{{"a", 0}}},
+                        {"merges", json::array()},
+                        {"unk_token", "[UNK]"}};
+    const Tokenizer tokenizer = load_text(json{{"model", model}}.dump());
+    EXPECT_ERROR("tokenizer.json: ", tokenizer.encode("b"));
+  }
   EXPECT_ERROR("levels", load_text(std::string(100, '[')));
   EXPECT_ERROR("no tokenizer", Tokenizer::load(testing::TemporaryFolder().path("")));
 }
