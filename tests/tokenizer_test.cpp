@@ -87,6 +87,17 @@ Tokenizer load_text(const std::string& text) {
   return Tokenizer::load(path);
 }
 
+// A tokenizer of whole words, numbered from 1 (0 is what is unknown), with these other settings.
+Tokenizer load_words(const std::vector<std::string>& words, json settings) {
+  json vocab = {{"[UNK]", 0}};
+  for (std::size_t i = 0; i < words.size(); ++i) vocab[words[i]] = i + 1;
+  settings["model"] = {{"type", "WordLevel"}, {"vocab", vocab}, {"unk_token", "[UNK]"}};
+  return load_text(settings.dump());
+}
+
+using Ids = std::vector<std::int64_t>;
+using Spans = std::vector<TokenSpan>;
+
 TEST(Tokenizer, ByteLevelWithAddedToken) {
   const Tokenizer tokenizer = load_text(small_json());
   EXPECT_EQ(tokenizer.encode("hello<end>"), (std::vector<std::int64_t>{257, 'l', 'o', 258}));
@@ -117,6 +128,98 @@ TEST(Tokenizer, InvalidUtf8CountsAsReplacement) {
       "b");
   EXPECT_EQ(encoding.spans.front(), (TokenSpan{0, 1}));
   EXPECT_EQ(encoding.spans.back(), (TokenSpan{2, 3}));
+}
+
+// What a pattern cuts a text into.
+Spans split(const std::string& pattern, const std::string& text) {
+  const json splits = {
+      {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}};
+  return load_words({}, {{"pre_tokenizer", splits}}).encode_spans(text).spans;
+}
+
+// Oniguruma does so: they have its own table of Latin-1, which sets in brackets do not ask.
+TEST(Tokenizer, SuperscriptsAreWordCharactersOutsideOfBrackets) {
+  for (const std::string c : {"\u00B2", "\u00B3", "\u00B9", "\u00BC", "\u00BD", "\u00BE"}) {
+    EXPECT_EQ(split(R"(\w+)", ">" + c + "a"), (Spans{{0, 1}, {1, 4}})) << c;
+    EXPECT_EQ(split(R"(\W+)", ">" + c + "a"), (Spans{{0, 1}, {1, 4}})) << c;
+    EXPECT_EQ(split(R"([\w]+)", ">" + c + "a"), (Spans{{0, 3}, {3, 4}})) << c;
+    EXPECT_EQ(split(R"([^\w]+)", ">" + c + "a"), (Spans{{0, 3}, {3, 4}})) << c;
+    EXPECT_EQ(split(R"([\W]+)", ">" + c + "a"), (Spans{{0, 3}, {3, 4}})) << c;
+    EXPECT_EQ(split(R"(\b)", ">" + c + "a"), (Spans{{0, 1}, {1, 4}})) << c;
+    EXPECT_EQ(split(R"((?<=\w)>)", c + ">>"), (Spans{{0, 2}, {2, 3}, {3, 4}})) << c;
+  }
+}
+
+TEST(Tokenizer, CapitalIWithDotIsNoCaseOfI) {
+  EXPECT_EQ(split("(?i:\u0130)", "aib"), (Spans{{0, 3}}));
+  EXPECT_EQ(split("(?i:\u0130)", "a\u0130b"), (Spans{{0, 1}, {1, 3}, {3, 4}}));
+}
+
+// Decompositions of Unicode 9: what Unicode 15 added stays as it is.
+TEST(Tokenizer, DecompositionsAreThoseOfUnicode9) {
+  for (const char* form : {"NFKC", "NFKD"}) {
+    const Tokenizer tokenizer =
+        load_words({"fi", "\U0001E030", "\U0001E06D"}, {{"normalizer", {{"type", form}}}});
+    EXPECT_EQ(tokenizer.encode("\uFB01"), Ids{1}) << form;
+    EXPECT_EQ(tokenizer.encode("\U0001E030"), Ids{2}) << form;
+    EXPECT_EQ(tokenizer.encode("\U0001E06D"), Ids{3}) << form;
+  }
+}
+
+// A rule replaces all of a grapheme, and what that is Unicode 17 says.
+TEST(Tokenizer, GraphemesAreThoseOfUnicode17) {
+  const json rules = {{"type", "Precompiled"},  // "a" becomes "Z"
+                      {"precompiled_charsmap", "DAAAAACAAQBhDQAAAAAAgFoA"}};
+  const Tokenizer tokenizer =
+      load_words({"Z", "\U000113D1Z\u0301", "\U00011A3AZ", "Z\u0915"}, {{"normalizer", rules}});
+  for (const std::string mark : {"\u0301", "\u0897", "\u1AD4", "\u1AEB", "\U00010D69", "\U000113C0",
+                                 "\U00011B60", "\U0001611E", "\U0001E5EE", "\U0001E6F5"}) {
+    EXPECT_EQ(tokenizer.encode("a" + mark), Ids{1}) << mark;
+  }
+  EXPECT_EQ(tokenizer.encode("\U000113D1a\u0301"), Ids{2});  // one, longer than a rule looks at
+  EXPECT_EQ(tokenizer.encode("\U00011A3Aa\u0301"), Ids{3});  // two
+  EXPECT_EQ(tokenizer.encode("a\u0915"), Ids{4});
+}
+
+TEST(Tokenizer, AddedTokenThatIsSpaceTakesSpacesAlong) {
+  const json space = {{"content", "\n"}, {"lstrip", true}, {"rstrip", true}, {"normalized", false}};
+  const Tokenizer tokenizer = load_words({"a"}, {{"added_tokens", {space}}});
+  const Encoding encoding = tokenizer.encode_spans("a\n \n\na");
+  EXPECT_EQ(encoding.ids, (Ids{1, 2, 1}));
+  EXPECT_EQ(encoding.spans, (Spans{{0, 1}, {1, 5}, {5, 6}}));
+  EXPECT_EQ(tokenizer.encode("\n\n\n"), Ids{2});
+}
+
+TEST(Tokenizer, AddedTokenWithinSpacesOfTheOneBeforeIsDropped) {
+  const json before = {{"content", "<s>"}, {"rstrip", true}, {"normalized", false}};
+  const json space = {{"content", "\n"}, {"lstrip", true}, {"normalized", false}};
+  const Tokenizer tokenizer = load_words({"a"}, {{"added_tokens", {before, space}}});
+  const Encoding encoding = tokenizer.encode_spans("<s>\n\na");
+  EXPECT_EQ(encoding.ids, (Ids{2, 1}));
+  EXPECT_EQ(encoding.spans, (Spans{{0, 5}, {5, 6}}));
+}
+
+// Every text of up to five of these tokens: bytes of a character, one that is an added token as
+// well, one that is left out, one that is unknown.
+TEST(Tokenizer, StreamedBytesAreThoseOfTheWholeText) {
+  const json added = {{{"content", "<0xA9>"}, {"normalized", false}},
+                      {{"content", "<s>"}, {"normalized", false}, {"special", true}}};
+  const Tokenizer tokenizer =
+      load_words({"<0x6C>", "<0xC3>", "<0xA9>", "a"},
+                 {{"added_tokens", added}, {"decoder", {{"type", "ByteFallback"}}}});
+  ASSERT_EQ(tokenizer.id("<0xA9>"), 3);
+  ASSERT_EQ(tokenizer.id("<s>"), 5);
+  constexpr std::int64_t kTokens = 7;  // the last is no token
+  for (const bool skip : {true, false}) {
+    for (std::int64_t text = 0; text < 16807; ++text) {
+      Ids ids;
+      for (std::int64_t rest = text; rest > 0; rest /= kTokens) ids.push_back(rest % kTokens);
+      DecodeStream stream(tokenizer, {.skip_special = skip});
+      std::string streamed;
+      for (const std::int64_t id : ids) streamed += stream.push(id);
+      ASSERT_EQ(streamed + stream.finish(), tokenizer.decode(ids, {.skip_special = skip})) << text;
+    }
+  }
 }
 
 TEST(Tokenizer, LongWordsAreNotQuadratic) {
@@ -194,6 +297,16 @@ TEST(Tokenizer, ErrorsNameWhatIsWrong) {
   EXPECT_ERROR("at most", load_text(R"({"model":{"vocab":{"a":4000000000},"merges":[]}})"));
   EXPECT_ERROR("'ab'", load_text(R"({"model":{"vocab":{"a":0,"b":1},"merges":["a b"]}})"));
   EXPECT_ERROR("Fancy", load_text(small_json(R"(,"normalizer":{"type":"Fancy"})")));
+  EXPECT_ERROR("added_tokens must be a list", load_text(R"({"added_tokens":{"content":"a"}})"));
+  EXPECT_ERROR("added_tokens must be a list", load_text(R"({"added_tokens":"a"})"));
+  for (const char* type : {"BPE", "WordPiece", "WordLevel", "Unigram"}) {
+    const json model = {{"type", type},
+                        {"vocab", type[0] == 'U' ? json::parse(R"([["a",0]])") : json{{"a", 0}}},
+                        {"merges", json::array()},
+                        {"unk_token", "[UNK]"}};
+    const Tokenizer tokenizer = load_text(json{{"model", model}}.dump());
+    EXPECT_ERROR("tokenizer.json: ", tokenizer.encode("b"));
+  }
   EXPECT_ERROR("levels", load_text(std::string(100, '[')));
   EXPECT_ERROR("no tokenizer", Tokenizer::load(testing::TemporaryFolder().path("")));
 }

@@ -75,6 +75,7 @@ void TokenFinder::find(std::string_view text, std::vector<Found>& found) const {
         part.end += utf8_size(text[part.end]);
       }
     }
+    if (part.begin >= part.end) continue;  // spaces that the token before took along
     if (done < part.begin) found.push_back({{done, part.begin}, nullptr});
     found.push_back({part, &token});
     done = part.end;

@@ -36,12 +36,12 @@ const MergeTable::Rule* MergeTable::find(TokenId left, TokenId right) const {
   return rule.left == kNoToken ? nullptr : &rule;
 }
 
-Bpe::Bpe(Vocabulary vocabulary, const Merges& merges, BpeOptions options, const std::string& where)
-    : vocabulary_(std::move(vocabulary)), options_(std::move(options)) {
+Bpe::Bpe(Vocabulary vocabulary, const Merges& merges, BpeOptions options, std::string where)
+    : vocabulary_(std::move(vocabulary)), options_(std::move(options)), where_(std::move(where)) {
   const auto id_of = [&](std::string_view token, std::size_t rank) {
     const TokenId id = vocabulary_.find(token);
     check(id != kNoToken, "{}: merge {} needs the token '{}', which is not in the vocabulary",
-          where, rank, shown_name(token));
+          where_, rank, shown_name(token));
     return id;
   };
   merges_.reserve(merges.size());
@@ -49,7 +49,7 @@ Bpe::Bpe(Vocabulary vocabulary, const Merges& merges, BpeOptions options, const 
   for (std::size_t rank = 0; rank < merges.size(); ++rank) {
     const auto& [left, right] = merges[rank];
     check(right.size() >= options_.prefix.size(), "{}: merge {} lacks the prefix of continuations",
-          where, rank);
+          where_, rank);
     joined = left;
     joined += right.substr(options_.prefix.size());
     merges_.put({id_of(left, rank), id_of(right, rank), static_cast<std::uint32_t>(rank),
@@ -82,7 +82,7 @@ void Bpe::spell_unknown(std::string_view piece, std::size_t size, Symbols& symbo
     }
   }
   if (options_.unknown.empty()) return;  // as if it were not there
-  check(unknown_ != kNoToken, "the unknown token '{}' is not in the vocabulary",
+  check(unknown_ != kNoToken, "{}: the unknown token '{}' is not in the vocabulary", where_,
         shown_name(options_.unknown));
   if (unknown_size && options_.fuse_unknown) {
     *unknown_size += static_cast<std::uint32_t>(size);

@@ -41,7 +41,7 @@ class Bpe final : public CachedModel {
  public:
   using Merges = std::vector<std::pair<std::string_view, std::string_view>>;
   // Throws Error when a merge names a token that is not in the vocabulary.
-  Bpe(Vocabulary vocabulary, const Merges& merges, BpeOptions options, const std::string& where);
+  Bpe(Vocabulary vocabulary, const Merges& merges, BpeOptions options, std::string where);
 
   const Vocabulary& vocabulary() const override { return vocabulary_; }
   TokenId unknown() const override { return unknown_; }
@@ -59,6 +59,7 @@ class Bpe final : public CachedModel {
 
   Vocabulary vocabulary_;
   BpeOptions options_;
+  std::string where_;  // names the file in messages
   MergeTable merges_;
   TokenId unknown_ = kNoToken;
   std::array<TokenId, 256> bytes_{};  // of "<0x0A>" tokens, or of characters that stand for bytes

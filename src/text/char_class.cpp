@@ -36,6 +36,7 @@ constexpr Name kClasses[] = {
     {"Punct", bits(pc, po)}, {"Punctuation", bits(pc, po)}, {"Symbol", bits(sm, so)}};
 
 char32_t folded(char32_t c) {
+  if (c == 0x130) return c;  // folds to two characters, unlike its lowercase
   const auto upper = utf8proc_toupper(static_cast<utf8proc_int32_t>(c));
   return static_cast<char32_t>(utf8proc_tolower(upper));
 }
@@ -43,15 +44,17 @@ constexpr char32_t kCaseEnd = 0x1E944;  // no letter has case beyond
 
 }  // namespace
 
+bool is_word_outside_sets(char32_t c) {
+  return is_word(c) || c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0xBC && c <= 0xBE);
+}
+
 bool Property::contains(char32_t c) const {
   bool found = false;
   switch (special) {
     case Special::none: found = (categories >> static_cast<unsigned>(category(c)) & 1) != 0; break;
     case Special::space: found = is_space(c); break;
-    // Oniguruma counts the superscripts and fractions of Latin-1 as word characters.
-    case Special::word:
-      found = is_word(c) || c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0xBC && c <= 0xBE);
-      break;
+    case Special::word: found = is_word_outside_sets(c); break;
+    case Special::word_in_set: found = is_word(c); break;
     case Special::han: found = is_han(c); break;
   }
   return found != negated;

@@ -10,9 +10,13 @@
 
 namespace qkv::text {
 
+// What \w outside of brackets and \b take as part of a word. Oniguruma counts the superscripts and
+// fractions of Latin-1 there, which it does not in [\w] and [^\w].
+bool is_word_outside_sets(char32_t c);
+
 // Characters that have a property: of some categories, or one that is not about categories.
 struct Property {
-  enum class Special : std::uint8_t { none, space, word, han };
+  enum class Special : std::uint8_t { none, space, word, word_in_set, han };
   std::uint32_t categories = 0;  // a bit for each Category
   Special special = Special::none;
   bool negated = false;

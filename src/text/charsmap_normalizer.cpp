@@ -7,6 +7,7 @@
 #include "text/base64.h"
 #include "text/charsmap.h"
 #include "text/normalizer.h"
+#include "text/unicode_ages.h"
 
 namespace qkv::text {
 namespace {
@@ -18,18 +19,26 @@ struct Mapped {
   int change = 0;
 };
 
+// A character that utf8proc joins with its neighbours as Unicode 17 joins this one.
+utf8proc_int32_t known_in_graphemes(char32_t c) {
+  constexpr utf8proc_int32_t kMark = 0x300, kPrefix = 0x600, kLetter = 'a';
+  if (extends_grapheme_since_15(c)) return kMark;
+  if (c == 0x113D1) return kPrefix;
+  if (c == 0x11A3A) return kLetter;  // a prefix up to Unicode 15
+  return static_cast<utf8proc_int32_t>(c);
+}
+
 std::size_t grapheme_size(std::string_view text) {
   utf8proc_int32_t state = 0;
-  CodePoint last = utf8_at(text, 0);
-  std::size_t size = last.size;
+  const CodePoint first = utf8_at(text, 0);
+  utf8proc_int32_t last = known_in_graphemes(first.value);
+  std::size_t size = first.size;
   while (size < text.size()) {
     const CodePoint next = utf8_at(text, size);
-    if (utf8proc_grapheme_break_stateful(static_cast<utf8proc_int32_t>(last.value),
-                                         static_cast<utf8proc_int32_t>(next.value), &state)) {
-      break;
-    }
+    const utf8proc_int32_t known = known_in_graphemes(next.value);
+    if (utf8proc_grapheme_break_stateful(last, known, &state)) break;
     size += next.size;
-    last = next;
+    last = known;
   }
   return size;
 }

@@ -23,7 +23,7 @@ DecodeStream::DecodeStream(Tokenizer tokenizer, const DecodeOptions& options)
 
 std::string DecodeStream::push(std::int64_t id) {
   ids_.push_back(id);
-  if (tokenizer_.pipeline().is_open_ended(id)) return {};
+  if (tokenizer_.pipeline().is_open_ended(id, options_)) return {};
   const std::string text = tokenizer_.decode(ids_, options_);
   const std::size_t certain = certain_size(text);
   std::string result;

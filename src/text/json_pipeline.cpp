@@ -195,19 +195,24 @@ Encoding JsonPipeline::surround(Encoding first, std::optional<Encoding> second,
   return result;
 }
 
+std::optional<std::string_view> JsonPipeline::written(std::int64_t id,
+                                                      const DecodeOptions& options) const {
+  if (id < 0 || id >= size()) return {};
+  const auto known = static_cast<TokenId>(id);
+  const AddedToken* added = added_.find(known);
+  if (added == nullptr && !model_->vocabulary().has(known)) return {};
+  const std::string_view text =
+      added != nullptr ? added_.written(*added) : model_->vocabulary().token(known);
+  if (options.skip_special && added_.is_special(text)) return {};
+  return text;
+}
+
 std::string JsonPipeline::decode(std::span<const std::int64_t> ids,
                                  const DecodeOptions& options) const {
   std::vector<std::string> tokens;
   tokens.reserve(ids.size());
   for (const std::int64_t id : ids) {
-    if (id < 0 || id >= size()) continue;
-    const auto known = static_cast<TokenId>(id);
-    const AddedToken* added = added_.find(known);
-    if (added == nullptr && !model_->vocabulary().has(known)) continue;
-    const std::string_view text =
-        added != nullptr ? added_.written(*added) : model_->vocabulary().token(known);
-    if (options.skip_special && added_.is_special(text)) continue;
-    tokens.emplace_back(text);
+    if (const auto text = written(id, options)) tokens.emplace_back(*text);
   }
   if (decoder_) {
     decoder_->apply(tokens);
@@ -220,10 +225,9 @@ std::string JsonPipeline::decode(std::span<const std::int64_t> ids,
 }
 
 // A run of byte tokens is text only if all of it is valid.
-bool JsonPipeline::is_open_ended(std::int64_t id) const {
-  if (id < 0 || id >= size()) return false;
-  const auto known = static_cast<TokenId>(id);
-  return added_.find(known) == nullptr && byte_of_token(model_->vocabulary().token(known)) >= 0;
+bool JsonPipeline::is_open_ended(std::int64_t id, const DecodeOptions& options) const {
+  const auto text = written(id, options);
+  return !text || byte_of_token(*text) >= 0;
 }
 
 std::int64_t JsonPipeline::size() const {

@@ -27,7 +27,7 @@ class JsonPipeline final : public Tokenizer::Pipeline {
   std::string decode(std::span<const std::int64_t> ids,
                      const DecodeOptions& options) const override;
 
-  bool is_open_ended(std::int64_t id) const override;
+  bool is_open_ended(std::int64_t id, const DecodeOptions& options) const override;
 
   std::int64_t size() const override;
   std::optional<std::int64_t> id(std::string_view token) const override;
@@ -43,6 +43,8 @@ class JsonPipeline final : public Tokenizer::Pipeline {
   void encode_segment(std::string_view text, std::size_t offset, Workspace& work,
                       Encoding& result) const;
   void encode_words(Workspace& work, Encoding& result) const;
+  // How a token reads before the decoder; none where it is left out.
+  std::optional<std::string_view> written(std::int64_t id, const DecodeOptions& options) const;
 
   TokenizerFile file_;  // for to_json
   NormalizerPtr normalizer_;

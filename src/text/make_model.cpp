@@ -61,7 +61,7 @@ ModelPtr make_unigram(const TokenizerFile& file, const Config& model) {
     options.unknown = static_cast<TokenId>(
         model.integer("unk_id", 0, static_cast<std::int64_t>(scores.size()) - 1));
   }
-  return std::make_unique<Unigram>(make_vocabulary(file), std::move(scores), options);
+  return std::make_unique<Unigram>(make_vocabulary(file), std::move(scores), options, file.name);
 }
 
 }  // namespace
@@ -82,10 +82,12 @@ ModelPtr make_model(const TokenizerFile& file, bool byte_level) {
         WordPieceOptions{model.text_or("unk_token", "[UNK]"),
                          model.text_or("continuing_subword_prefix", "##"),
                          static_cast<std::size_t>(
-                             model.integer_or("max_input_chars_per_word", 100, 0, kLongest))});
+                             model.integer_or("max_input_chars_per_word", 100, 0, kLongest))},
+        file.name);
   }
   if (type == "WordLevel") {
-    return std::make_unique<WordLevel>(make_vocabulary(file), model.text_or("unk_token", ""));
+    return std::make_unique<WordLevel>(make_vocabulary(file), model.text_or("unk_token", ""),
+                                       file.name);
   }
   fail("{}: '{}' is not supported; supported are BPE, WordPiece, Unigram and WordLevel",
        model.where("type"), shown_name(type));

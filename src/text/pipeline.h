@@ -27,8 +27,9 @@ struct Tokenizer::Pipeline {
   virtual std::string decode(std::span<const std::int64_t> ids,
                              const DecodeOptions& options) const = 0;
 
-  // True when what a token reads as depends on the ones that follow it.
-  virtual bool is_open_ended(std::int64_t id) const = 0;
+  // True when after a token nothing more can be said of the text: what it reads as depends on the
+  // ones that follow, or it is left out, so that those before it may still depend on them.
+  virtual bool is_open_ended(std::int64_t id, const DecodeOptions& options) const = 0;
 
   virtual std::int64_t size() const = 0;
   virtual std::optional<std::int64_t> id(std::string_view token) const = 0;

@@ -13,7 +13,7 @@ constexpr std::size_t kBudgetPerByte = 256;
 constexpr std::size_t kBudgetAtLeast = 1'000'000;
 
 bool is_word_at(std::string_view text, std::size_t at) {
-  return at < text.size() && is_word(utf8_at(text, at).value);
+  return at < text.size() && is_word_outside_sets(utf8_at(text, at).value);
 }
 
 }  // namespace

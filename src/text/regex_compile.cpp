@@ -293,14 +293,15 @@ class Compiler {
     }
     if (take("\\")) {
       CharClass set;
-      if (class_escape(set)) return of_class(std::move(set));
+      if (class_escape(set, Property::Special::word)) return of_class(std::move(set));
       return literal(character_escape());
     }
     return literal(take_character());
   }
 
-  // After a backslash: \s, \p{L} and the like; false when it is a character's.
-  bool class_escape(CharClass& set) {
+  // After a backslash: \s, \p{L} and the like, `word` being what \w means here; false when it is a
+  // character's.
+  bool class_escape(CharClass& set, Property::Special word) {
     check(!done(), "{}: the pattern ends with a backslash", where_);
     const char kind = pattern_[at_];
     Property property;
@@ -308,7 +309,7 @@ class Compiler {
       case 's':
       case 'S': property.special = Property::Special::space; break;
       case 'w':
-      case 'W': property.special = Property::Special::word; break;
+      case 'W': property.special = word; break;
       case 'd':
       case 'D': Property::named("Nd", property); break;
       case 'p':
@@ -394,7 +395,7 @@ class Compiler {
         continue;
       }
       if (take("\\")) {
-        if (class_escape(set)) continue;
+        if (class_escape(set, Property::Special::word_in_set)) continue;
         range_from(set, character_escape());
         continue;
       }

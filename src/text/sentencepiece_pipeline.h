@@ -20,7 +20,9 @@ class SentencePiecePipeline final : public Tokenizer::Pipeline {
   std::string decode(std::span<const std::int64_t> ids,
                      const DecodeOptions& options) const override;
 
-  bool is_open_ended(std::int64_t /*id*/) const override { return false; }
+  bool is_open_ended(std::int64_t /*id*/, const DecodeOptions& /*options*/) const override {
+    return false;
+  }
 
   std::int64_t size() const override { return static_cast<std::int64_t>(model_.pieces.size()); }
   std::optional<std::int64_t> id(std::string_view token) const override;

@@ -62,6 +62,7 @@ class Reader final : public nlohmann::json_sax<Json> {
 
   bool start_object(std::size_t /*elements*/) override {
     if (enter(false)) return true;
+    refuse_for_list();
     return open('{', '}');
   }
   bool end_object() override { return close(); }
@@ -146,9 +147,16 @@ class Reader final : public nlohmann::json_sax<Json> {
 
   bool value(std::string_view text) {
     if (place_ != Place::settings) return true;
+    if (text != "null") refuse_for_list();
     separate();
     file_.settings += text;
     return true;
+  }
+
+  // Config would take one object for a list of one.
+  void refuse_for_list() const {
+    check(path_.size() != 1 || key_ != "added_tokens", "{}: added_tokens must be a list",
+          file_.name);
   }
 
   void number_here(double number) {

@@ -107,6 +107,12 @@ constexpr Range kMarksSince9[] = {
     {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF},
 };
 
+// Nonspacing marks that Unicode 17 added, as far as graphemes are concerned.
+constexpr Range kExtendSince16[] = {
+    {0x1ACF, 0x1ADD},   {0x1AE0, 0x1AEB},   {0x10EFA, 0x10EFB}, {0x11B60, 0x11B67},
+    {0x1E6E3, 0x1E6E3}, {0x1E6E6, 0x1E6E6}, {0x1E6EE, 0x1E6EF}, {0x1E6F5, 0x1E6F5},
+};
+
 // Punctuation that Unicode 8 did not have.
 constexpr Range kPunctuationSince8[] = {
     {0x61D, 0x61D},     {0x9FD, 0x9FD},     {0xA76, 0xA76},     {0xC77, 0xC77},
@@ -129,9 +135,9 @@ constexpr Range kFormatSince8[] = {
 
 // Characters whose decomposition Unicode 9 did not have.
 constexpr Range kDecomposedSince9[] = {
-    {0x32FF, 0x32FF},   {0xA7F2, 0xA7F4},   {0xAB69, 0xAB69},
-    {0x10781, 0x10785}, {0x10787, 0x107B0}, {0x107B2, 0x107BA},
-    {0x11938, 0x11938}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9},
+    {0x32FF, 0x32FF},   {0xA7F2, 0xA7F4},   {0xAB69, 0xAB69},   {0x10781, 0x10785},
+    {0x10787, 0x107B0}, {0x107B2, 0x107BA}, {0x11938, 0x11938}, {0x1E030, 0x1E06D},
+    {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9},
 };
 
 template <class Ranges>
@@ -156,6 +162,10 @@ bool is_nonspacing_since_8(char32_t c) { return contains(kNonspacingSince8, c); 
 bool is_mark_since_9(char32_t c) { return contains(kMarksSince9, c); }
 bool is_punctuation_since_8(char32_t c) { return contains(kPunctuationSince8, c); }
 bool is_format_since_8(char32_t c) { return contains(kFormatSince8, c); }
+bool extends_grapheme_since_15(char32_t c) {
+  if (c < kSince15[0].first) return false;
+  return category_since_15(c) == Category::mn || contains(kExtendSince16, c);
+}
 bool is_decomposed_since_9(char32_t c) { return contains(kDecomposedSince9, c); }
 
 }  // namespace qkv::text

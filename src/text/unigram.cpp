@@ -8,8 +8,12 @@
 
 namespace qkv::text {
 
-Unigram::Unigram(Vocabulary vocabulary, std::vector<double> scores, UnigramOptions options)
-    : vocabulary_(std::move(vocabulary)), scores_(std::move(scores)), options_(options) {
+Unigram::Unigram(Vocabulary vocabulary, std::vector<double> scores, UnigramOptions options,
+                 std::string where)
+    : vocabulary_(std::move(vocabulary)),
+      scores_(std::move(scores)),
+      options_(options),
+      where_(std::move(where)) {
   std::vector<ByteTrie::Key> keys;
   double worst = std::numeric_limits<double>::infinity();
   for (TokenId id = 0; id < vocabulary_.end(); ++id) {
@@ -26,7 +30,8 @@ void Unigram::find_best(std::string_view word, std::vector<Workspace::Best>& bes
   const auto reach = [&](std::size_t end, double score, TokenId id, std::size_t begin) {
     Workspace::Best& target = best[end];
     if (target.begin != Workspace::kUnreached && score <= target.score) return;
-    check(id != kNoToken, "a character is not in the vocabulary, and there is no unknown token");
+    check(id != kNoToken, "{}: a character is not in the vocabulary, and there is no unknown token",
+          where_);
     target = {score, id, static_cast<std::uint32_t>(begin)};
   };
   for (std::size_t begin = 0; begin < word.size();) {

@@ -16,8 +16,9 @@ struct UnigramOptions {
 
 class Unigram final : public CachedModel {
  public:
-  // A score, the logarithm of its probability, for each id.
-  Unigram(Vocabulary vocabulary, std::vector<double> scores, UnigramOptions options);
+  // A score, the logarithm of its probability, for each id; `where` names the file in messages.
+  Unigram(Vocabulary vocabulary, std::vector<double> scores, UnigramOptions options,
+          std::string where);
 
   const Vocabulary& vocabulary() const override { return vocabulary_; }
   TokenId unknown() const override { return options_.unknown; }
@@ -35,6 +36,7 @@ class Unigram final : public CachedModel {
   Vocabulary vocabulary_;
   std::vector<double> scores_;
   UnigramOptions options_;
+  std::string where_;
   ByteTrie trie_;
   double unknown_score_ = 0;
 };

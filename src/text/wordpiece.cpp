@@ -29,9 +29,10 @@ Longest longest_prefix(const ByteTrie& trie, std::string_view text) {
 
 }  // namespace
 
-WordPiece::WordPiece(Vocabulary vocabulary, WordPieceOptions options)
+WordPiece::WordPiece(Vocabulary vocabulary, WordPieceOptions options, std::string where)
     : vocabulary_(std::move(vocabulary)),
       options_(std::move(options)),
+      where_(std::move(where)),
       unknown_(vocabulary_.find(options_.unknown)) {
   std::vector<ByteTrie::Key> beginnings, continuations;
   for (TokenId id = 0; id < vocabulary_.end(); ++id) {
@@ -59,7 +60,7 @@ void WordPiece::work_out(std::string_view word, Workspace& /*work*/,
     }
   }
   if (at == word.size()) return;
-  check(unknown_ != kNoToken, "the unknown token '{}' is not in the vocabulary",
+  check(unknown_ != kNoToken, "{}: the unknown token '{}' is not in the vocabulary", where_,
         shown_name(options_.unknown));
   tokens.resize(before);
   tokens.push_back({unknown_, 0, size_of(word)});
@@ -69,7 +70,7 @@ void WordLevel::tokenize(std::string_view word, bool /*spans*/, Workspace& /*wor
                          std::vector<Token>& tokens) const {
   const TokenId id = vocabulary_.find(word);
   check(id != kNoToken || unknown_ != kNoToken,
-        "a word is not in the vocabulary, and neither is an unknown token");
+        "{}: a word is not in the vocabulary, and neither is an unknown token", where_);
   tokens.push_back({id != kNoToken ? id : unknown_, 0, size_of(word)});
 }
 

@@ -16,7 +16,8 @@ struct WordPieceOptions {
 
 class WordPiece final : public CachedModel {
  public:
-  WordPiece(Vocabulary vocabulary, WordPieceOptions options);
+  // `where` names the file in messages.
+  WordPiece(Vocabulary vocabulary, WordPieceOptions options, std::string where);
 
   const Vocabulary& vocabulary() const override { return vocabulary_; }
   TokenId unknown() const override { return unknown_; }
@@ -28,6 +29,7 @@ class WordPiece final : public CachedModel {
  private:
   Vocabulary vocabulary_;
   WordPieceOptions options_;
+  std::string where_;
   TokenId unknown_;
   ByteTrie beginnings_, continuations_;
 };
@@ -35,8 +37,10 @@ class WordPiece final : public CachedModel {
 // WordLevel: words that are tokens as a whole.
 class WordLevel final : public Model {
  public:
-  WordLevel(Vocabulary vocabulary, const std::string& unknown)
-      : vocabulary_(std::move(vocabulary)), unknown_(vocabulary_.find(unknown)) {}
+  WordLevel(Vocabulary vocabulary, const std::string& unknown, std::string where)
+      : vocabulary_(std::move(vocabulary)),
+        unknown_(vocabulary_.find(unknown)),
+        where_(std::move(where)) {}
 
   void tokenize(std::string_view word, bool spans, Workspace& work,
                 std::vector<Token>& tokens) const override;
@@ -47,6 +51,7 @@ class WordLevel final : public Model {
  private:
   Vocabulary vocabulary_;
   TokenId unknown_;
+  std::string where_;
 };
 
 }  // namespace qkv::text
