@@ -132,6 +132,29 @@ TEST(Models, AbsurdConfigsAreRefusedByName) {
   }
 }
 
+TEST(Models, WhatLayersRefuseNamesTheConfig) {
+  const auto llama = [](const std::string& more) {
+    return message_of([&] {
+      make_model(R"({"model_type": "llama", "vocab_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "intermediate_size": 4, )" +
+                 more + "}");
+    });
+  };
+  EXPECT_THAT(llama(R"("hidden_size": 2)"), ::testing::StartsWith("config.json: "));
+  EXPECT_THAT(llama(R"("hidden_size": 12)"), ::testing::StartsWith("config.json: rotary: "));
+  EXPECT_THAT(llama(R"("hidden_size": 16, "hidden_act": "gleu")"),
+              ::testing::StartsWith("config.json: "));
+  // Once: what reads the config says so by itself.
+  EXPECT_THAT(llama(R"("hidden_size": true)"),
+              ::testing::StartsWith("config.json: hidden_size must be"));
+  EXPECT_THAT(message_of([] {
+                make_model(R"({"model_type": "t5", "vocab_size": 8, "d_model": 4, "d_kv": 2,
+                  "num_layers": 1, "num_heads": 2, "d_ff": 4, "feed_forward_proj": "gated-gleu"})");
+              }),
+              ::testing::StartsWith("config.json: feed_forward_proj: activation 'gleu' is not "
+                                    "known; there are none, relu, gelu, gelu_new, silu, "));
+}
+
 TEST(Models, ADamagedConfigIsAModelOrAnError) {
   for (const std::string name : {"llama", "bart", "t5", "longformer", "marian"}) {
     SCOPED_TRACE(name);

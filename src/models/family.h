@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "io/json.h"
+#include "qkv/activation.h"
+#include "qkv/error.h"
 #include "qkv/models/model.h"
 
 namespace qkv {
@@ -46,6 +48,20 @@ std::unique_ptr<Model> make_t5(const ModelSource& source);
 // What a config says of dropout in training.
 inline double dropout_rate(const Config& config, const std::string& key, double fallback) {
   return config.number_or(key, fallback, 0, 0.999);
+}
+
+// The activation of this name, which `key` of the config gave.
+inline Activation activation_named(const Config& config, const std::string& key,
+                                   const std::string& name) {
+  try {
+    return activation_from_string(name);
+  } catch (const Error& error) {
+    throw Error(config.where(key) + ": " + error.what());
+  }
+}
+inline Activation activation_of(const Config& config, const std::string& key,
+                                const std::string& fallback) {
+  return activation_named(config, key, config.text_or(key, fallback));
 }
 
 // What any family can be told about its scores, beyond what its own configs say: keys of ours.

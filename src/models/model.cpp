@@ -34,6 +34,17 @@ constexpr std::array<Family, 12> kFamilies{{
     {"t5", make_t5, "T5ForConditionalGeneration"},
 }};
 
+// Layers say what is wrong with what they were asked for, but not which file asked.
+std::unique_ptr<Model> build(const Family& family, const ModelSource& source) {
+  try {
+    return family.make(source);
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    if (message.find(source.config.name() + ": ") != std::string::npos) throw;
+    throw Error(source.config.name() + ": " + message);
+  }
+}
+
 // "0": "negative", "1": "positive"; a class the config forgot is called by its number.
 std::vector<std::string> labels_of(const Config& names, std::int64_t classes) {
   std::vector<std::string> labels;
@@ -112,7 +123,7 @@ std::unique_ptr<Model> make_family(ModelSource source) {
     if (type == family.type) {
       const std::vector<std::string> names = source.config.texts("architectures");
       source.architecture = names.empty() ? family.architecture : names.front();
-      return family.make(source);
+      return build(family, source);
     }
     known += (known.empty() ? "" : ", ") + std::string(family.type);
   }
