@@ -12,6 +12,7 @@
 #include <functional>
 #include <set>
 
+#include "io/json.h"
 #include "qkv/autograd.h"
 #include "qkv/checkpoint.h"
 #include "qkv/error.h"
@@ -130,6 +131,38 @@ TEST(Models, AbsurdConfigsAreRefusedByName) {
         [&](std::string text) { return replaced(text, from, to); });
     EXPECT_THAT(message_of([&] { load_model(folder.path()); }), ::testing::HasSubstr(named));
   }
+}
+
+TEST(Models, ArchitecturesThatAreNotSupportedAreRefusedByName) {
+  const std::vector<std::array<const char*, 3>> cases{
+      {"bart", "BartModel", "BartForConditionalGeneration"},
+      {"bart", "BartForCausalLM", "BartForConditionalGeneration"},
+      {"bart", "BartForSequenceClassification", "BartForConditionalGeneration"},
+      {"marian", "MarianModel", "MarianMTModel"},
+      {"t5", "T5EncoderModel", "T5ForConditionalGeneration"},
+      {"bert-masked-lm", "BertLMHeadModel", "BertModel, *ForMaskedLM"},
+      {"bert-model", "BertForTokenClassification", "*ForSequenceClassification"},
+      {"llama", "LlamaForSequenceClassification", "LlamaForCausalLM"},
+      {"gpt2", "GPT2ForSequenceClassification", "GPT2LMHeadModel, GPT2Model"},
+      {"gpt2", "GPT2DoubleHeadsModel", "GPT2LMHeadModel, GPT2Model"}};
+  for (const auto& [name, architecture, known] : cases) {
+    SCOPED_TRACE(architecture);
+    const TemporaryFolder folder;
+    write_edited(
+        name, folder.path(), [](Tensors&) {},
+        [&](std::string text) {
+          return with_key(text, "config.json", "architectures",
+                          std::string("[\"") + architecture + "\"]");
+        });
+    const std::string message = message_of([&] { load_model(folder.path()); });
+    EXPECT_THAT(message, ::testing::HasSubstr("config.json: architectures: "));
+    EXPECT_THAT(message, ::testing::HasSubstr(std::string(architecture) + " is not supported"));
+    EXPECT_THAT(message, ::testing::HasSubstr(known));
+  }
+  const std::string crossed = message_of([] {
+    make_model(R"({"model_type": "gpt2", "vocab_size": 8, "add_cross_attention": true})");
+  });
+  EXPECT_THAT(crossed, ::testing::HasSubstr("config.json: add_cross_attention: a gpt2"));
 }
 
 TEST(Models, WhatLayersRefuseNamesTheConfig) {

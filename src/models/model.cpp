@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <string_view>
 
 #include "core/check.h"
+#include "io/shown.h"
 #include "models/family.h"
 #include "models/load.h"
 
@@ -15,24 +17,51 @@ namespace {
 struct Family {
   const char* type;
   std::unique_ptr<Model> (*make)(const ModelSource&);
-  const char* architecture;  // when the config names none
+  const char* architecture;             // when the config names none
+  std::array<const char*, 3> others{};  // "*End": every name that ends so
 };
+
+// The heads of encoders.
+constexpr std::array<const char*, 3> kHeads{"*ForMaskedLM", "*ForPreTraining",
+                                            "*ForSequenceClassification"};
 
 // Adding a model is a line here.
 constexpr std::array<Family, 12> kFamilies{{
-    {"bert", make_bert, "BertModel"},
-    {"roberta", make_bert, "RobertaModel"},
-    {"distilbert", make_bert, "DistilBertModel"},
-    {"longformer", make_bert, "LongformerModel"},
-    {"gpt2", make_gpt2, "GPT2LMHeadModel"},
-    {"llama", make_llama, "LlamaForCausalLM"},
-    {"mistral", make_llama, "MistralForCausalLM"},
-    {"qwen3", make_llama, "Qwen3ForCausalLM"},
-    {"gemma2", make_llama, "Gemma2ForCausalLM"},
+    {"bert", make_bert, "BertModel", kHeads},
+    {"roberta", make_bert, "RobertaModel", kHeads},
+    {"distilbert", make_bert, "DistilBertModel", kHeads},
+    {"longformer", make_bert, "LongformerModel", kHeads},
+    {"gpt2", make_gpt2, "GPT2LMHeadModel", {"GPT2Model", "*LMHeadModel"}},
+    {"llama", make_llama, "LlamaForCausalLM", {"LlamaModel", "*ForCausalLM"}},
+    {"mistral", make_llama, "MistralForCausalLM", {"MistralModel", "*ForCausalLM"}},
+    {"qwen3", make_llama, "Qwen3ForCausalLM", {"Qwen3Model", "*ForCausalLM"}},
+    {"gemma2", make_llama, "Gemma2ForCausalLM", {"Gemma2Model", "*ForCausalLM"}},
     {"bart", make_bart, "BartForConditionalGeneration"},
     {"marian", make_bart, "MarianMTModel"},
-    {"t5", make_t5, "T5ForConditionalGeneration"},
+    {"t5", make_t5, "T5ForConditionalGeneration", {"T5Model", "T5WithLMHeadModel"}},
 }};
+
+bool is_named(const std::string& architecture, std::string_view name) {
+  return name.starts_with('*') ? architecture.ends_with(name.substr(1)) : architecture == name;
+}
+
+// What is not known would be known by its tensors only, as names that do not fit.
+void check_architecture(const Family& family, const ModelSource& source) {
+  const Config& c = source.config;
+  check(!c.flag_or("add_cross_attention", false),
+        "{}: a {} with cross-attention is not supported; of encoder-decoders there are bart, "
+        "marian and t5",
+        c.where("add_cross_attention"), family.type);
+  if (is_named(source.architecture, family.architecture)) return;
+  std::string known = family.architecture;
+  for (const char* name : family.others) {
+    if (name == nullptr) break;
+    if (is_named(source.architecture, name)) return;
+    known += fmt::format(", {}", name);
+  }
+  fail("{}: {} is not supported; of {} there are {}", c.where("architectures"),
+       shown_name(source.architecture), family.type, known);
+}
 
 // Layers say what is wrong with what they were asked for, but not which file asked.
 std::unique_ptr<Model> build(const Family& family, const ModelSource& source) {
@@ -123,6 +152,7 @@ std::unique_ptr<Model> make_family(ModelSource source) {
     if (type == family.type) {
       const std::vector<std::string> names = source.config.texts("architectures");
       source.architecture = names.empty() ? family.architecture : names.front();
+      check_architecture(family, source);
       return build(family, source);
     }
     known += (known.empty() ? "" : ", ") + std::string(family.type);
