@@ -188,6 +188,30 @@ TEST(Models, WhatLayersRefuseNamesTheConfig) {
                                     "known; there are none, relu, gelu, gelu_new, silu, "));
 }
 
+TEST(Models, LossesOfOtherClassifiersAreRefused) {
+  const auto message_with = [](const std::string& more, const Tensor& labels) {
+    const auto model = make_model(R"({"model_type": "bert", "vocab_size": 8, "hidden_size": 4,
+      "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4,
+      "max_position_embeddings": 4, "architectures": ["BertForSequenceClassification"], )" +
+                                  more + "}");
+    return message_of([&] { model->loss({.ids = ids_of({1, 2, 3, 4}, 2)}, labels); });
+  };
+  const Tensor classes = Tensor::from(std::vector<std::int64_t>{0, 0}, {2});
+  const auto refuses = ::testing::HasSubstr("(problem_type) are not supported");
+  EXPECT_EQ(message_with(R"("num_labels": 3)", classes), "");
+  EXPECT_EQ(
+      message_with(R"("num_labels": 1, "problem_type": "single_label_classification")", classes),
+      "");
+  EXPECT_THAT(message_with(R"("num_labels": 3)", Tensor::zeros({2})), refuses);
+  EXPECT_THAT(message_with(R"("num_labels": 3)", Tensor::zeros({2, 3})), refuses);
+  EXPECT_THAT(message_with(R"("num_labels": 1)", classes), refuses);
+  EXPECT_THAT(message_with(R"("id2label": {"0": "score"})", classes), refuses);
+  EXPECT_THAT(message_with(R"("num_labels": 3, "problem_type": "regression")", classes), refuses);
+  EXPECT_THAT(
+      message_with(R"("num_labels": 3, "problem_type": "multi_label_classification")", classes),
+      refuses);
+}
+
 TEST(Models, ADamagedConfigIsAModelOrAnError) {
   for (const std::string name : {"llama", "bart", "t5", "longformer", "marian"}) {
     SCOPED_TRACE(name);

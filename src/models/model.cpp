@@ -74,6 +74,24 @@ std::unique_ptr<Model> build(const Family& family, const ModelSource& source) {
   }
 }
 
+// A regression of one number is told by how many there are, unless problem_type says otherwise.
+bool is_regression(const Config& c, std::int64_t classes) {
+  return c.text_or("problem_type", classes == 1 ? "regression" : "") == "regression";
+}
+
+// Other losses than that of one class of several would be wrong numbers, not errors.
+void check_classes(const ModelInfo& info, const Tensor& labels) {
+  const bool is_class = labels.dtype() == DType::i64 || labels.dtype() == DType::i32;
+  check(is_class && !info.regression && !info.multi_label,
+        "{}: the loss of a classifier is that of labels i32 or i64 [B], one class of several, got "
+        "{} {} with num_labels {}{}; regression and several labels at once (problem_type) are not "
+        "supported",
+        info.family, labels.dtype(), labels.shape(), info.classes,
+        info.regression    ? ", a regression"
+        : info.multi_label ? ", several at once"
+                           : "");
+}
+
 // "0": "negative", "1": "positive"; a class the config forgot is called by its number.
 std::vector<std::string> labels_of(const Config& names, std::int64_t classes) {
   std::vector<std::string> labels;
@@ -132,6 +150,7 @@ ModelInfo ModelSource::info(ModelKind kind) const {
   }
   info.classes = c.integer_or("num_labels", info.classes, 0, kMaxVocabulary);
   info.multi_label = c.text_or("problem_type", "") == "multi_label_classification";
+  info.regression = is_regression(c, info.classes);
   info.input_symbols = symbols_of(c.text_or("grapheme_chars", ""));
   info.output_symbols = symbols_of(c.text_or("phoneme_chars", ""));
   return info;
@@ -191,7 +210,11 @@ Tensor Model::loss(const ModelInput& input, const Tensor& labels, const ModelCon
                                      {labels.dtype(), labels.device()});
     return cross_entropy(logits, concat({slice(labels, 1, 1, length), none}, 1), options);
   }
-  if (info_.kind == ModelKind::encoder) return cross_entropy(logits_of(input), labels, options);
+  if (info_.kind == ModelKind::encoder) {
+    const Tensor logits = logits_of(input);
+    if (logits.rank() == 2) check_classes(info_, labels);
+    return cross_entropy(logits, labels, options);
+  }
   ModelInput shifted = input;
   shifted.decoder_ids = decoder_inputs(labels);
   return cross_entropy(logits_of(shifted), labels, options);

@@ -29,6 +29,7 @@ struct ModelInfo {
   std::int64_t classes = 0;           // of a classifier
   std::vector<std::string> labels{};  // what the classes are called, where id2label says so
   bool multi_label = false;           // several classes may hold at once: sigmoid, not softmax
+  bool regression = false;            // its logits are numbers, not scores of classes
   std::int64_t pad_id = -1, bos_id = -1, decoder_start_id = -1;
   std::vector<std::int64_t> eos_ids;
   // Of a model that reads and writes characters: id i stands for symbols[i], "" for nothing. From
@@ -71,7 +72,7 @@ class Model : public nn::Module {
 
   // The mean cross entropy of `labels` (-100 = ignored). Decoders predict label[t + 1] from t;
   // encoder-decoders get labels shifted right behind decoder_start_id as decoder_ids; classifiers
-  // take labels [B].
+  // take labels [B], and those of regression or of several labels have no loss here: Error.
   Tensor loss(const ModelInput& input, const Tensor& labels, const ModelContext& context = {},
               const CrossEntropyOptions& options = {}) const;
 
