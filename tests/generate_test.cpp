@@ -116,6 +116,24 @@ TEST(Generate, BeamsOfABatchAreThoseOfEachAlone) {
   }
 }
 
+// What transformers 5.23 generates: it penalizes log-probabilities, and what was read counts.
+TEST(Generate, BeamsArePenalizedByTheirLogProbabilities) {
+  struct Case {
+    const char* name;
+    Ids prompt, expected;
+  };
+  const std::vector<Case> cases{{"bart", {12, 38}, {12, 41, 41, 46, 46, 46, 46, 46}},
+                                {"marian", {12, 38, 9}, {68, 79, 2, 2, 2, 70, 92, 39}},
+                                {"gpt2", {4, 8, 15}, {65, 31, 19, 36, 79, 54, 0}},
+                                {"llama", {4, 8, 15}, {34, 45, 66, 24, 93, 80, 79, 1}},
+                                {"llama", {50, 51}, {49, 39, 66, 93, 33, 79, 42, 45}},
+                                {"qwen3", {50, 51}, {7, 5, 8, 9, 84, 35, 61, 94}}};
+  for (const auto& [name, prompt, expected] : cases) {
+    const GenerateOptions options{.max_new_tokens = 8, .repetition_penalty = 1.3, .beams = 3};
+    EXPECT_EQ(generate(*load_model(golden(name)), {prompt}, options).front(), expected) << name;
+  }
+}
+
 TEST(Generate, AStepMayBeTheLast) {
   const auto model = load_model(golden("gpt2"));
   for (const std::int64_t beams : {1, 3}) {

@@ -15,10 +15,11 @@ struct GenerateOptions {
   std::int64_t max_new_tokens = 64;
   double temperature = 0;  // 0 = greedy: always the likeliest token
   // What sampling may choose from, each cutting what the one before it left.
-  std::int64_t top_k = 0;         // the k likeliest; 0 = all
-  double top_p = 1;               // the likeliest that together reach this probability
-  double min_p = 0;               // those at least this share of the likeliest
-  double repetition_penalty = 1;  // > 1 makes tokens that occurred less likely
+  std::int64_t top_k = 0;  // the k likeliest; 0 = all
+  double top_p = 1;        // the likeliest that together reach this probability
+  double min_p = 0;        // those at least this share of the likeliest
+  // > 1 makes tokens that occurred less likely, by their logits; with beams by log-probabilities
+  double repetition_penalty = 1;
   std::uint64_t seed = 0;
   std::int64_t beams = 1;       // > 1: beam search; sampling options are not used
   double length_penalty = 1;    // a beam scores sum of log-probabilities / length^this

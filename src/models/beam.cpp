@@ -51,10 +51,25 @@ class Finished {
 
 // One prompt on its way.
 struct Search {
-  std::size_t index;          // in the caller's order
-  std::vector<Beam> running;  // their rows stand side by side
+  std::size_t index;               // in the caller's order
+  std::vector<std::int64_t> read;  // what the decoder read before it got tokens
+  std::vector<Beam> running;       // their rows stand side by side
   Finished finished;
+
+  std::vector<std::int64_t> read_by(const Beam& beam) const {
+    std::vector<std::int64_t> all = read;
+    all.insert(all.end(), beam.tokens.begin(), beam.tokens.end());
+    return all;
+  }
 };
+
+// Makes log-probabilities of a row of logits and penalizes these, as Hugging Face's beam search
+// does; greedy and sampled generation penalize logits. They need not sum to a probability of one.
+void penalize(std::span<float> row, double log_sum, const Search& search, const Beam& beam,
+              double penalty) {
+  for (float& value : row) value = static_cast<float>(value - log_sum);
+  penalize_repetition(row, search.read_by(beam), penalty);
+}
 
 // The likeliest continuations of a search, whose first beam is row `first` of the logits.
 std::vector<Continuation> rank(const Tensor& logits, std::size_t first, const Search& search,
@@ -66,8 +81,11 @@ std::vector<Continuation> rank(const Tensor& logits, std::size_t first, const Se
   std::vector<std::int64_t> tokens(classes);
   for (std::size_t b = 0; b < search.running.size(); ++b) {
     const std::span<float> row(logits.data<float>() + (first + b) * classes, classes);
-    penalize_repetition(row, search.running[b].tokens, options.repetition_penalty);
-    const double log_sum = log_sum_exp(row);
+    double log_sum = log_sum_exp(row);
+    if (options.repetition_penalty != 1) {
+      penalize(row, log_sum, search, search.running[b], options.repetition_penalty);
+      log_sum = 0;
+    }
     // No more than `count` of one beam can be among the first `count` of all.
     std::iota(tokens.begin(), tokens.end(), 0);
     std::partial_sort(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(count),
@@ -128,7 +146,8 @@ std::vector<std::vector<std::int64_t>> beam_search(
   std::vector<std::vector<std::int64_t>> results(prompts.size());
   std::vector<Search> active;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
-    active.push_back({i, std::vector<Beam>(1), Finished(beams, options.length_penalty)});
+    active.push_back({i, read_first(model.info(), prompts[i]), std::vector<Beam>(1),
+                      Finished(beams, options.length_penalty)});
   }
   const auto conclude = [&](Search& search) {
     for (Beam& beam : search.running) search.finished.add(std::move(beam.tokens), beam.sum);

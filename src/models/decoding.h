@@ -11,6 +11,12 @@
 
 namespace qkv {
 
+// What a decoder reads before the first new token.
+inline std::vector<std::int64_t> read_first(const ModelInfo& info,
+                                            const std::vector<std::int64_t>& prompt) {
+  return info.kind == ModelKind::decoder ? prompt : std::vector{info.decoder_start_id};
+}
+
 class Decoding {
  public:
   Decoding(const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,

@@ -176,8 +176,7 @@ std::vector<std::vector<std::int64_t>> generate(
   Decoding decoding(model, prompts, options);
   std::vector<Sequence> active;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
-    const bool reads_prompt = model.info().kind == ModelKind::decoder;
-    active.push_back({i, reads_prompt ? prompts[i] : std::vector{model.info().decoder_start_id}});
+    active.push_back({i, read_first(model.info(), prompts[i])});
   }
   Tensor logits = decoding.start();
   for (std::int64_t step = 0; step < decoding.steps() && !active.empty(); ++step) {
