@@ -80,6 +80,38 @@ TEST(Generate, StopsWherePositionsEnd) {
   EXPECT_THROW(generate(*model, {Ids(65, 1)}), Error);
 }
 
+// Beside a longer prompt, too: when that one has no position left, the others go on without it.
+TEST(Generate, EachSequenceHasItsOwnPositions) {
+  Ids long_one, middle;
+  for (std::int64_t i = 0; i < 60; ++i) long_one.push_back((i * 7 + 3) % 90);
+  for (std::int64_t i = 0; i < 30; ++i) middle.push_back((i * 5 + 3) % 90);
+  const std::vector<Ids> prompts{long_one, {5, 6}, middle};
+  for (const char* name : {"gpt2", "llama"}) {  // 64 and 128 positions
+    const auto model = load_model(golden(name));
+    const auto positions = static_cast<std::size_t>(model->info().max_positions);
+    for (const std::int64_t beams : {1, 3}) {
+      SCOPED_TRACE(std::string(name) + ", beams " + std::to_string(beams));
+      const GenerateOptions options{.max_new_tokens = 200, .beams = beams, .stop_ids = Ids{}};
+      const std::vector<Ids> together = generate(*model, prompts, options);
+      for (std::size_t i = 0; i < prompts.size(); ++i) {
+        EXPECT_EQ(together[i].size(), positions - prompts[i].size() + 1);
+        EXPECT_EQ(together[i], generate(*model, {prompts[i]}, options).front());
+      }
+    }
+  }
+}
+
+TEST(Generate, OnlyAsManyAsWantedWherePositionsEndForOthers) {
+  const auto model = load_model(golden("gpt2"));  // 64 positions
+  GenerateOptions options{.max_new_tokens = 9, .stop_ids = Ids{}};
+  int steps = 0;
+  options.on_step = [&] { return ++steps > 0; };
+  const std::vector<Ids> got = generate(*model, {Ids(60, 1), {5, 6}}, options);
+  EXPECT_EQ(got[0].size(), 5u);
+  EXPECT_EQ(got[1].size(), 9u);
+  EXPECT_EQ(steps, 8);
+}
+
 TEST(Generate, BeamsFindWhatGreedyMisses) {
   const auto model = load_model(golden("gpt2"));
   const auto score = [&](const Ids& prompt, const Ids& tokens) {

@@ -56,6 +56,10 @@ struct Search {
   std::vector<Beam> running;       // their rows stand side by side
   Finished finished;
 
+  // How much the decoder has read when its beams were given so many tokens.
+  std::int64_t length(std::int64_t given) const {
+    return static_cast<std::int64_t>(read.size()) + given;
+  }
   std::vector<std::int64_t> read_by(const Beam& beam) const {
     std::vector<std::int64_t> all = read;
     all.insert(all.end(), beam.tokens.begin(), beam.tokens.end());
@@ -136,12 +140,21 @@ Step advance(Search& search, const std::vector<Continuation>& ranked,
   return step;
 }
 
+std::vector<std::vector<std::int64_t>> texts_of(const std::vector<Search>& active) {
+  std::vector<std::vector<std::int64_t>> texts;
+  for (const Search& search : active) {
+    for (const Beam& beam : search.running) texts.push_back(search.read_by(beam));
+  }
+  return texts;
+}
+
 }  // namespace
 
 std::vector<std::vector<std::int64_t>> beam_search(
     const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
     const GenerateOptions& options, const std::vector<std::int64_t>& stops) {
   const auto beams = static_cast<std::size_t>(options.beams);
+  const Course course(model.info(), options);
   Decoding decoding(model, prompts, options);
   std::vector<std::vector<std::int64_t>> results(prompts.size());
   std::vector<Search> active;
@@ -154,7 +167,7 @@ std::vector<std::vector<std::int64_t>> beam_search(
     results[search.index] = search.finished.best();
   };
   Tensor logits = to(decoding.start(), kCpu);  // where continuations are ranked
-  for (std::int64_t number = 0; number < decoding.steps() && !active.empty(); ++number) {
+  for (std::int64_t given = 0; !active.empty(); ++given) {
     std::vector<std::size_t> firsts{0};
     for (const Search& search : active) firsts.push_back(firsts.back() + search.running.size());
     std::vector<std::vector<Continuation>> ranked(active.size());
@@ -168,8 +181,9 @@ std::vector<std::vector<std::int64_t>> beam_search(
     for (std::size_t i = 0; i < active.size(); ++i) {
       const std::size_t before = active[i].running.size();
       const Step step = advance(active[i], ranked[i], options, stops);
-      same_memory &= active[i].running.size() == before;
-      if (active[i].running.empty()) {
+      const bool ends = course.ends(active[i].length(given), given);
+      same_memory &= !ends && active[i].running.size() == before;
+      if (ends || active[i].running.empty()) {
         conclude(active[i]);
         continue;
       }
@@ -180,10 +194,13 @@ std::vector<std::vector<std::int64_t>> beam_search(
       still.push_back(std::move(active[i]));
     }
     active = std::move(still);
-    if (active.empty() || number + 1 == decoding.steps()) break;
-    if (options.on_step && !options.on_step()) break;
-    decoding.reorder(rows, same_memory);
-    logits = to(decoding.step(tokens), kCpu);
+    if (active.empty() || (options.on_step && !options.on_step())) break;
+    if (decoding.has_room()) {
+      decoding.reorder(rows, same_memory);
+      logits = to(decoding.step(tokens), kCpu);
+    } else {
+      logits = to(decoding.read_anew(texts_of(active)), kCpu);
+    }
   }
   for (Search& search : active) conclude(search);
   return results;
