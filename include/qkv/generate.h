@@ -11,6 +11,7 @@
 
 namespace qkv {
 
+// The checkpoint may force tokens on what is chosen: ModelInfo::forced_bos_id, forced_eos_ids.
 struct GenerateOptions {
   std::int64_t max_new_tokens = 64;
   double temperature = 0;  // 0 = greedy: always the likeliest token

@@ -75,6 +75,18 @@ void penalize(std::span<float> row, double log_sum, const Search& search, const 
   penalize_repetition(row, search.read_by(beam), penalty);
 }
 
+// Where only some tokens may follow, each of them is certain.
+std::vector<Continuation> rank_forced(const Search& search,
+                                      const std::vector<std::int64_t>& forced) {
+  std::vector<Continuation> all;
+  for (std::size_t b = 0; b < search.running.size(); ++b) {
+    for (const std::int64_t token : forced) all.push_back({search.running[b].sum, b, token});
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Continuation& a, const Continuation& b) { return a.sum > b.sum; });
+  return all;
+}
+
 // The likeliest continuations of a search, whose first beam is row `first` of the logits.
 std::vector<Continuation> rank(const Tensor& logits, std::size_t first, const Search& search,
                                const GenerateOptions& options) {
@@ -173,7 +185,9 @@ std::vector<std::vector<std::int64_t>> beam_search(
     std::vector<std::vector<Continuation>> ranked(active.size());
     parallel_for(static_cast<std::int64_t>(active.size()), [&](std::int64_t i) {
       const auto at = static_cast<std::size_t>(i);
-      ranked[at] = rank(logits, firsts[at], active[at], options);
+      const std::vector<std::int64_t> forced = course.forced(active[at].length(given), given);
+      ranked[at] = forced.empty() ? rank(logits, firsts[at], active[at], options)
+                                  : rank_forced(active[at], forced);
     });
     std::vector<std::int64_t> rows, tokens;
     std::vector<Search> still;

@@ -11,7 +11,7 @@
 
 namespace qkv {
 
-// Where a sequence ends that nothing ends before.
+// Where a sequence ends that nothing ends before, and the tokens that the checkpoint forces on it.
 // `read` counts what its decoder has read, `given` how much of that it was given.
 class Course {
  public:
@@ -22,6 +22,12 @@ class Course {
   // position.
   bool ends(std::int64_t read, std::int64_t given) const {
     return given + 1 == max_new_tokens_ || read == info_.max_positions;
+  }
+  // What the next token has to be one of, ascending; empty: any.
+  std::vector<std::int64_t> forced(std::int64_t read, std::int64_t given) const {
+    if (ends(read, given) && !info_.forced_eos_ids.empty()) return info_.forced_eos_ids;
+    if (read == 1 && info_.forced_bos_id >= 0) return {info_.forced_bos_id};
+    return {};
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ inline constexpr std::int64_t kMaxVocabulary = 1 << 24, kMaxPositions = std::int
 
 struct ModelSource {
   Config config;
+  std::optional<Config> generation{};  // generation_config.json, where there is one
   std::string architecture;
   // Whether the checkpoint stores this tensor; without a checkpoint, whether the config implies it.
   std::function<bool(const std::string& name)> stores;

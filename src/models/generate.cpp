@@ -42,18 +42,24 @@ Tensor occurred_in(const std::vector<Sequence>& active) {
 
 // The next token of each sequence, chosen on the device of the logits [B, 1, V]: this waits for it.
 std::vector<std::int64_t> choose(const Tensor& logits, const std::vector<Sequence>& active,
-                                 const GenerateOptions& options, std::int64_t step) {
+                                 const GenerateOptions& options, const Course& course,
+                                 std::int64_t step) {
   const auto rows = static_cast<std::int64_t>(active.size());
   std::vector<std::int64_t> draws;
   for (const Sequence& sequence : active) {
     draws.push_back(sampling_draw(options.seed, sequence.index, static_cast<std::uint64_t>(step)));
   }
-  const std::vector<std::int64_t> tokens =
+  std::vector<std::int64_t> tokens =
       sample(reshape(logits, {rows, -1}), Tensor::from(draws, {rows}), sample_options(options),
              options.repetition_penalty != 1 ? occurred_in(active) : Tensor())
           .to_vector<std::int64_t>();
   check(std::find(tokens.begin(), tokens.end(), -1) == tokens.end(),
         "generate: the logits are not numbers; the model or its input is broken");
+  for (std::size_t row = 0; row < tokens.size(); ++row) {
+    const auto read = static_cast<std::int64_t>(active[row].history.size());
+    const std::vector<std::int64_t> forced = course.forced(read, step);
+    if (!forced.empty()) tokens[row] = forced.front();  // all are as likely: the first, as ever
+  }
   return tokens;
 }
 
@@ -203,7 +209,7 @@ std::vector<std::vector<std::int64_t>> generate(
   }
   Tensor logits = decoding.start();
   for (std::int64_t step = 0; !active.empty(); ++step) {
-    const std::vector<std::int64_t> chosen = choose(logits, active, options, step);
+    const std::vector<std::int64_t> chosen = choose(logits, active, options, course, step);
     std::vector<std::int64_t> tokens, rows;
     std::vector<Sequence> still;
     for (std::size_t row = 0; row < active.size(); ++row) {
