@@ -38,17 +38,18 @@ std::vector<Ids> rows_of(const Tensor& ids) {
 class Verification {
  public:
   Verification(const std::string& folder, std::optional<DType> dtype, Device device)
-      : dtype_(dtype),
-        model_(load_model(folder, {.dtype = dtype, .device = device})),
+      : model_(load_model(folder, {.dtype = dtype, .device = device})),
         expected_(
             Checkpoint::open((std::filesystem::path(folder) / "expected.safetensors").string())) {
     for (const std::string& name : expected_.names()) left_.insert(name);
     bool is_real = !has("grad.") && !expected_.metadata().contains("torch");
     for (const nn::Parameter& p : nn::parameters(*model_)) {
-      if (p.value.dtype() == DType::i8) dtype_ = DType::i8;  // asked for, or stored so
+      if (coarseness(p.value.dtype()) > coarseness(dtype_)) dtype_ = p.value.dtype();
       is_real |= !dtype && p.value.dtype() != DType::f32;
     }
-    tolerance_.relative = dtype_ == DType::i8 ? kInt8 : narrow() ? kBf16 : is_real ? kReal : kF32;
+    // Weights stored in f16 are what the reference was computed from, and multiplied in f32.
+    narrow_ = dtype_ != DType::f32 && (dtype || dtype_ != DType::f16);
+    tolerance_.relative = dtype_ == DType::i8 ? kInt8 : narrow_ ? kBf16 : is_real ? kReal : kF32;
   }
 
   VerifyReport run() {
@@ -75,7 +76,15 @@ class Verification {
     left_.erase(name);
     return contains(name) ? expected_[name] : Tensor();
   }
-  bool narrow() const { return dtype_.value_or(DType::f32) != DType::f32; }
+  // How coarse a model with such parameters computes.
+  static int coarseness(DType dtype) {
+    switch (dtype) {
+      case DType::i8: return 3;
+      case DType::bf16: return 2;
+      case DType::f16: return 1;
+      default: return 0;
+    }
+  }
 
   void compare(const std::string& group, const std::string& name, const Tensor& got,
                const std::vector<char>& counts = {}) {
@@ -154,7 +163,8 @@ class Verification {
       grads = tape.backward(loss);
     }
     Tolerance allowed{kGradient, kGradientFloor};
-    if (narrow())
+    // Of f16, too: a gradient has the dtype of its parameter.
+    if (dtype_ != DType::f32)
       allowed = {dtype_ == DType::bf16 ? kBf16Gradient : kF16Gradient, kNarrowGradientFloor, true};
     for (const nn::Parameter& p : nn::parameters(*model_)) {
       const std::string name = "grad." + p.name;
@@ -165,11 +175,11 @@ class Verification {
   }
 
   void compare_generated(const std::string& name, const Ids& got, const Ids& expected) {
-    if (narrow() && !name.starts_with("gen.greedy")) return;
+    if (narrow_ && !name.starts_with("gen.greedy")) return;
     // Random weights make near ties: only trained models are held to tokens in 16 bits.
-    if (narrow() && has("grad.")) return;
+    if (narrow_ && has("grad.")) return;
     if (dtype_ == DType::i8) return;  // nor any in int8: after one near tie comes another text
-    report_.compare_tokens(name, got, expected, narrow() ? kBf16Tokens : 0);
+    report_.compare_tokens(name, got, expected, narrow_ ? kBf16Tokens : 0);
   }
 
   void generations() {
@@ -258,12 +268,13 @@ class Verification {
     Ids whole{model_->info().decoder_start_id};
     const Ids got = generate(*model_, rows_of(in.ids), {.max_new_tokens = 40}).front();
     whole.insert(whole.end(), got.begin(), got.end());
-    compare_generated(narrow() ? "gen.greedy." + i : "gen." + i, whole, tokens);
+    compare_generated(narrow_ ? "gen.greedy." + i : "gen." + i, whole, tokens);
     in.decoder_ids = slice(expected, 1, 0, expected.size(1) - 1);
     compare("logits", "out.logits." + i, (*model_)(in).logits);
   }
 
-  std::optional<DType> dtype_;
+  DType dtype_ = DType::f32;  // the coarsest of the parameters, as stored or as asked for
+  bool narrow_ = false;       // whether weights or products were rounded that were not before
   std::unique_ptr<Model> model_;
   Checkpoint expected_;
   std::set<std::string> left_;  // keys not looked at yet

@@ -341,6 +341,10 @@ TEST(DataLabelled, SaysWhichLabelIsUnknownAndWhere) {
   several.multi_label = true;
   EXPECT_ERROR("a text has one label",
                Dataset(labelled(folder.write("x.tsv", "a\t0\n")), folder.tokenizer(true), several));
+  ModelInfo number = testing::classifier_info();
+  number.regression = true;
+  EXPECT_ERROR("a label is one class of several",
+               Dataset(labelled(folder.write("x.tsv", "a\t0\n")), folder.tokenizer(true), number));
   EXPECT_ERROR("num_labels",
                Dataset(labelled(folder.path("x.tsv")), folder.tokenizer(true), kEncoder));
 }

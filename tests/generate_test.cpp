@@ -4,11 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <set>
 
+#include "expect_error.h"
 #include "models/sampling.h"
 #include "qkv/error.h"
 #include "support/goldens.h"
+#include "support/temporary_folder.h"
 
 namespace qkv {
 namespace {
@@ -80,6 +84,38 @@ TEST(Generate, StopsWherePositionsEnd) {
   EXPECT_THROW(generate(*model, {Ids(65, 1)}), Error);
 }
 
+// Beside a longer prompt, too: when that one has no position left, the others go on without it.
+TEST(Generate, EachSequenceHasItsOwnPositions) {
+  Ids long_one, middle;
+  for (std::int64_t i = 0; i < 60; ++i) long_one.push_back((i * 7 + 3) % 90);
+  for (std::int64_t i = 0; i < 30; ++i) middle.push_back((i * 5 + 3) % 90);
+  const std::vector<Ids> prompts{long_one, {5, 6}, middle};
+  for (const char* name : {"gpt2", "llama"}) {  // 64 and 128 positions
+    const auto model = load_model(golden(name));
+    const auto positions = static_cast<std::size_t>(model->info().max_positions);
+    for (const std::int64_t beams : {1, 3}) {
+      SCOPED_TRACE(std::string(name) + ", beams " + std::to_string(beams));
+      const GenerateOptions options{.max_new_tokens = 200, .beams = beams, .stop_ids = Ids{}};
+      const std::vector<Ids> together = generate(*model, prompts, options);
+      for (std::size_t i = 0; i < prompts.size(); ++i) {
+        EXPECT_EQ(together[i].size(), positions - prompts[i].size() + 1);
+        EXPECT_EQ(together[i], generate(*model, {prompts[i]}, options).front());
+      }
+    }
+  }
+}
+
+TEST(Generate, OnlyAsManyAsWantedWherePositionsEndForOthers) {
+  const auto model = load_model(golden("gpt2"));  // 64 positions
+  GenerateOptions options{.max_new_tokens = 9, .stop_ids = Ids{}};
+  int steps = 0;
+  options.on_step = [&] { return ++steps > 0; };
+  const std::vector<Ids> got = generate(*model, {Ids(60, 1), {5, 6}}, options);
+  EXPECT_EQ(got[0].size(), 5u);
+  EXPECT_EQ(got[1].size(), 9u);
+  EXPECT_EQ(steps, 8);
+}
+
 TEST(Generate, BeamsFindWhatGreedyMisses) {
   const auto model = load_model(golden("gpt2"));
   const auto score = [&](const Ids& prompt, const Ids& tokens) {
@@ -113,6 +149,94 @@ TEST(Generate, BeamsOfABatchAreThoseOfEachAlone) {
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       EXPECT_EQ(together[i], generate(*model, {prompts[i]}, options).front()) << name << " " << i;
     }
+  }
+}
+
+// What transformers 5.23 generates: it penalizes log-probabilities, and what was read counts.
+TEST(Generate, BeamsArePenalizedByTheirLogProbabilities) {
+  struct Case {
+    const char* name;
+    Ids prompt, expected;
+  };
+  const std::vector<Case> cases{{"bart", {12, 38}, {12, 41, 41, 46, 46, 46, 46, 46}},
+                                {"marian", {12, 38, 9}, {68, 79, 2, 2, 2, 70, 92, 39}},
+                                {"gpt2", {4, 8, 15}, {65, 31, 19, 36, 79, 54, 0}},
+                                {"llama", {4, 8, 15}, {34, 45, 66, 24, 93, 80, 79, 1}},
+                                {"llama", {50, 51}, {49, 39, 66, 93, 33, 79, 42, 45}},
+                                {"qwen3", {50, 51}, {7, 5, 8, 9, 84, 35, 61, 94}}};
+  for (const auto& [name, prompt, expected] : cases) {
+    const GenerateOptions options{.max_new_tokens = 8, .repetition_penalty = 1.3, .beams = 3};
+    EXPECT_EQ(generate(*load_model(golden(name)), {prompt}, options).front(), expected) << name;
+  }
+}
+
+// The golden `name` with a generation_config.json.
+std::unique_ptr<Model> with_generation(const std::string& name, const std::string& generation,
+                                       const testing::TemporaryFolder& folder) {
+  for (const char* file : {"config.json", "model.safetensors"}) {
+    std::filesystem::copy_file(golden(name) + "/" + file, folder.path(file));
+  }
+  std::ofstream(folder.path("generation_config.json")) << generation;
+  return load_model(folder.path());
+}
+
+TEST(Generate, ACheckpointMayForceTheFirstAndTheLastToken) {
+  for (const char* name : {"bart", "t5", "gpt2"}) {
+    const testing::TemporaryFolder folder;
+    const auto model = with_generation(
+        name, R"({"forced_bos_token_id": 5, "forced_eos_token_id": [60, 7]})", folder);
+    const auto plain = load_model(golden(name));
+    // A decoder that reads more than one token has its first token behind it.
+    const bool is_decoder = model->info().kind == ModelKind::decoder;
+    for (const std::int64_t beams : {1, 3}) {
+      for (const double temperature : {0.0, 1.0}) {
+        SCOPED_TRACE(std::string(name) + ", beams " + std::to_string(beams));
+        const GenerateOptions options{
+            .max_new_tokens = 6, .temperature = temperature, .beams = beams, .stop_ids = Ids{}};
+        const std::vector<Ids> got = generate(*model, {{12, 38, 9}, {11}}, options);
+        for (const Ids& ids : got) {
+          EXPECT_EQ(ids.size(), 6u);
+          EXPECT_EQ(ids.back(), 7);
+        }
+        EXPECT_EQ(got[1].front(), 5);
+        if (!is_decoder) {
+          EXPECT_EQ(got[0].front(), 5);
+        } else {
+          EXPECT_EQ(got[0].front(), generate(*plain, {{12, 38, 9}}, options)[0].front());
+        }
+      }
+    }
+    EXPECT_EQ(generate(*model, {{11}}, {.max_new_tokens = 1}).front(), Ids{7});
+  }
+}
+
+TEST(Generate, GenerationConfigDecidesAloneWhatIsForced) {
+  const std::string config = R"({"model_type": "t5", "vocab_size": 8, "d_model": 4, "d_kv": 2,
+    "num_layers": 1, "num_heads": 2, "d_ff": 4, "bos_token_id": 3, "forced_eos_token_id": 2})";
+  EXPECT_EQ(make_model(config)->info().forced_eos_ids, Ids{2});
+  EXPECT_EQ(make_model(config)->info().forced_bos_id, -1);
+  const std::string older = config.substr(0, config.size() - 1);
+  EXPECT_EQ(
+      make_model(older + R"(, "force_bos_token_to_be_generated": true})")->info().forced_bos_id, 3);
+  EXPECT_ERROR("forced_eos_token_id must be an integer from 0 to 7, got 8",
+               make_model(std::string(older).replace(older.rfind('2'), 1, "8") + "}"));
+
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.path("model");
+  const auto load_with = [&](const std::string& generation) {
+    save_model(*make_model(config), path);
+    std::ofstream(path + "/generation_config.json") << generation;
+    return load_model(path);
+  };
+  EXPECT_TRUE(load_with("{}")->info().forced_eos_ids.empty());
+  EXPECT_TRUE(load_with(R"({"forced_eos_token_id": null})")->info().forced_eos_ids.empty());
+  const auto model = load_with(R"({"forced_eos_token_id": 4})");
+  EXPECT_EQ(model->info().forced_eos_ids, Ids{4});
+  save_model(*model, folder.path("again"));  // what is forced goes with the model
+  EXPECT_EQ(load_model(folder.path("again"))->info().forced_eos_ids, Ids{4});
+  for (const char* broken :
+       {"{", "[]", R"({"forced_eos_token_id": "last"})", R"({"forced_bos_token_id": [1, 2]})"}) {
+    EXPECT_ERROR("model/generation_config.json: ", load_with(broken));
   }
 }
 

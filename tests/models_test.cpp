@@ -12,6 +12,7 @@
 #include <functional>
 #include <set>
 
+#include "io/json.h"
 #include "qkv/autograd.h"
 #include "qkv/checkpoint.h"
 #include "qkv/error.h"
@@ -130,6 +131,85 @@ TEST(Models, AbsurdConfigsAreRefusedByName) {
         [&](std::string text) { return replaced(text, from, to); });
     EXPECT_THAT(message_of([&] { load_model(folder.path()); }), ::testing::HasSubstr(named));
   }
+}
+
+TEST(Models, ArchitecturesThatAreNotSupportedAreRefusedByName) {
+  const std::vector<std::array<const char*, 3>> cases{
+      {"bart", "BartModel", "BartForConditionalGeneration"},
+      {"bart", "BartForCausalLM", "BartForConditionalGeneration"},
+      {"bart", "BartForSequenceClassification", "BartForConditionalGeneration"},
+      {"marian", "MarianModel", "MarianMTModel"},
+      {"t5", "T5EncoderModel", "T5ForConditionalGeneration"},
+      {"bert-masked-lm", "BertLMHeadModel", "BertModel, *ForMaskedLM"},
+      {"bert-model", "BertForTokenClassification", "*ForSequenceClassification"},
+      {"llama", "LlamaForSequenceClassification", "LlamaForCausalLM"},
+      {"gpt2", "GPT2ForSequenceClassification", "GPT2LMHeadModel, GPT2Model"},
+      {"gpt2", "GPT2DoubleHeadsModel", "GPT2LMHeadModel, GPT2Model"}};
+  for (const auto& [name, architecture, known] : cases) {
+    SCOPED_TRACE(architecture);
+    const TemporaryFolder folder;
+    write_edited(
+        name, folder.path(), [](Tensors&) {},
+        [&](std::string text) {
+          return with_key(text, "config.json", "architectures",
+                          std::string("[\"") + architecture + "\"]");
+        });
+    const std::string message = message_of([&] { load_model(folder.path()); });
+    EXPECT_THAT(message, ::testing::HasSubstr("config.json: architectures: "));
+    EXPECT_THAT(message, ::testing::HasSubstr(std::string(architecture) + " is not supported"));
+    EXPECT_THAT(message, ::testing::HasSubstr(known));
+  }
+  const std::string crossed = message_of([] {
+    make_model(R"({"model_type": "gpt2", "vocab_size": 8, "add_cross_attention": true})");
+  });
+  EXPECT_THAT(crossed, ::testing::HasSubstr("config.json: add_cross_attention: a gpt2"));
+}
+
+TEST(Models, WhatLayersRefuseNamesTheConfig) {
+  const auto llama = [](const std::string& more) {
+    return message_of([&] {
+      make_model(R"({"model_type": "llama", "vocab_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "intermediate_size": 4, )" +
+                 more + "}");
+    });
+  };
+  EXPECT_THAT(llama(R"("hidden_size": 2)"), ::testing::StartsWith("config.json: "));
+  EXPECT_THAT(llama(R"("hidden_size": 12)"), ::testing::StartsWith("config.json: rotary: "));
+  EXPECT_THAT(llama(R"("hidden_size": 16, "hidden_act": "gleu")"),
+              ::testing::StartsWith("config.json: "));
+  // Once: what reads the config says so by itself.
+  EXPECT_THAT(llama(R"("hidden_size": true)"),
+              ::testing::StartsWith("config.json: hidden_size must be"));
+  EXPECT_THAT(message_of([] {
+                make_model(R"({"model_type": "t5", "vocab_size": 8, "d_model": 4, "d_kv": 2,
+                  "num_layers": 1, "num_heads": 2, "d_ff": 4, "feed_forward_proj": "gated-gleu"})");
+              }),
+              ::testing::StartsWith("config.json: feed_forward_proj: activation 'gleu' is not "
+                                    "known; there are none, relu, gelu, gelu_new, silu, "));
+}
+
+TEST(Models, LossesOfOtherClassifiersAreRefused) {
+  const auto message_with = [](const std::string& more, const Tensor& labels) {
+    const auto model = make_model(R"({"model_type": "bert", "vocab_size": 8, "hidden_size": 4,
+      "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4,
+      "max_position_embeddings": 4, "architectures": ["BertForSequenceClassification"], )" +
+                                  more + "}");
+    return message_of([&] { model->loss({.ids = ids_of({1, 2, 3, 4}, 2)}, labels); });
+  };
+  const Tensor classes = Tensor::from(std::vector<std::int64_t>{0, 0}, {2});
+  const auto refuses = ::testing::HasSubstr("(problem_type) are not supported");
+  EXPECT_EQ(message_with(R"("num_labels": 3)", classes), "");
+  EXPECT_EQ(
+      message_with(R"("num_labels": 1, "problem_type": "single_label_classification")", classes),
+      "");
+  EXPECT_THAT(message_with(R"("num_labels": 3)", Tensor::zeros({2})), refuses);
+  EXPECT_THAT(message_with(R"("num_labels": 3)", Tensor::zeros({2, 3})), refuses);
+  EXPECT_THAT(message_with(R"("num_labels": 1)", classes), refuses);
+  EXPECT_THAT(message_with(R"("id2label": {"0": "score"})", classes), refuses);
+  EXPECT_THAT(message_with(R"("num_labels": 3, "problem_type": "regression")", classes), refuses);
+  EXPECT_THAT(
+      message_with(R"("num_labels": 3, "problem_type": "multi_label_classification")", classes),
+      refuses);
 }
 
 TEST(Models, ADamagedConfigIsAModelOrAnError) {

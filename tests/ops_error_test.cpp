@@ -75,7 +75,10 @@ TEST(OpErrors, ElementByElement) {
   EXPECT_ERROR("dropout: p must be in [0, 1), got 1", dropout(x, 1, 0));
   EXPECT_ERROR("dropout: p must be in [0, 1), got nan", dropout(x, std::nan(""), 0));
   EXPECT_ERROR("dropout: x must be floating point, got i64 [2, 3]", dropout(ids, 0.5, 0));
-  EXPECT_ERROR("activation 'gleu' is not known", activation_from_string("gleu"));
+  EXPECT_ERROR(
+      "activation 'gleu' is not known; there are none, relu, gelu, gelu_new, silu, tanh, linear, "
+      "gelu_python, gelu_fast, gelu_tanh, gelu_pytorch_tanh, gelu_accurate, swish",
+      activation_from_string("gleu"));
 }
 
 TEST(OpErrors, Products) {

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """`qkv verify` on every golden and, where they lie beside the checkout, on the real models: once per
 CPU target of this machine (or the best one: under sanitizers it takes minutes), in f32 and with bf16
-weights. Usage: verify_test.py QKV DATA SHARED [--best-target-only]"""
+weights, converted and stored so. Usage: verify_test.py QKV DATA SHARED [--best-target-only]"""
 
+import array
 import json
-import pathlib
-import subprocess
 import os
+import pathlib
+import shutil
+import struct
+import subprocess
 import sys
+import tempfile
 
 
 def verify(qkv, target, folders, *options):
@@ -28,6 +32,29 @@ def verify(qkv, target, folders, *options):
     return report["failed"]
 
 
+def store_in_bf16(golden, folder):
+    """A copy of a golden whose weights, all f32, are rounded to bf16."""
+    folder.mkdir()
+    for name in ("config.json", "expected.safetensors"):
+        shutil.copy(golden / name, folder)
+    stored = (golden / "model.safetensors").read_bytes()
+    size, = struct.unpack("<Q", stored[:8])
+    header = json.loads(stored[8:8 + size])
+    bits = array.array("I", stored[8 + size:])
+    rounded = array.array("H", ((x + 0x7fff + (x >> 16 & 1)) >> 16 for x in bits))
+    for name, tensor in header.items():
+        if name == "__metadata__":
+            continue
+        assert tensor["dtype"] == "F32", name
+        tensor["dtype"] = "BF16"
+        tensor["data_offsets"] = [offset // 2 for offset in tensor["data_offsets"]]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text
+                                               + rounded.tobytes())
+    return folder
+
+
 def main():
     qkv, data, shared = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     goldens = sorted(p.parent for p in data.glob("goldens/*/config.json"))
@@ -45,6 +72,9 @@ def main():
         failed += verify(qkv, target, goldens + models)
     for target in dict.fromkeys((targets[0], targets[-1])):
         failed += verify(qkv, target, goldens + models, "--dtype", "bf16")
+    with tempfile.TemporaryDirectory() as folder:
+        stored = [store_in_bf16(golden, pathlib.Path(folder) / golden.name) for golden in goldens]
+        failed += verify(qkv, targets[0], stored)
     return 1 if failed else 0
 
 

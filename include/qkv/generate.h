@@ -11,14 +11,16 @@
 
 namespace qkv {
 
+// The checkpoint may force tokens on what is chosen: ModelInfo::forced_bos_id, forced_eos_ids.
 struct GenerateOptions {
   std::int64_t max_new_tokens = 64;
   double temperature = 0;  // 0 = greedy: always the likeliest token
   // What sampling may choose from, each cutting what the one before it left.
-  std::int64_t top_k = 0;         // the k likeliest; 0 = all
-  double top_p = 1;               // the likeliest that together reach this probability
-  double min_p = 0;               // those at least this share of the likeliest
-  double repetition_penalty = 1;  // > 1 makes tokens that occurred less likely
+  std::int64_t top_k = 0;  // the k likeliest; 0 = all
+  double top_p = 1;        // the likeliest that together reach this probability
+  double min_p = 0;        // those at least this share of the likeliest
+  // > 1 makes tokens that occurred less likely, by their logits; with beams by log-probabilities
+  double repetition_penalty = 1;
   std::uint64_t seed = 0;
   std::int64_t beams = 1;       // > 1: beam search; sampling options are not used
   double length_penalty = 1;    // a beam scores sum of log-probabilities / length^this
@@ -34,7 +36,8 @@ struct GenerateOptions {
   std::function<bool()> on_step{};
 };
 
-// The new tokens of each sequence. For decoders `prompts` are what is continued, of any lengths;
+// The new tokens of each sequence, as many as its own positions allow: beside longer prompts, too.
+// For decoders `prompts` are what is continued, of any lengths;
 // for encoder-decoders what the encoder reads.
 std::vector<std::vector<std::int64_t>> generate(
     const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,

@@ -163,6 +163,7 @@ std::vector<std::string> Config::keys() const {
 }
 
 std::string Config::where(const std::string& key) const { return value_->where(key); }
+const std::string& Config::name() const { return value_->name; }
 
 std::int64_t Config::integer(const std::string& key, std::int64_t min, std::int64_t max) const {
   return as_integer(value_->at(key), where(key), min, max);

@@ -56,6 +56,7 @@ class Config {
 
   // "config.json: rope_scaling.factor", for messages of one's own.
   std::string where(const std::string& key) const;
+  const std::string& name() const;  // of the file
 
  private:
   struct Value;  // keeps the JSON library out of this header

@@ -155,11 +155,10 @@ class Bart final : public Model {
       layer.cross->causal = false;
       layer.cross->cross = true;
     }
-    layer.feed_forward = {
-        .hidden = hidden,
-        .inner = c.integer(side + "_ffn_dim", 1, kMaxWidth),
-        .activation = activation_from_string(c.text_or("activation_function", "gelu")),
-        .dropout = dropout_rate(c, "activation_dropout", 0)};
+    layer.feed_forward = {.hidden = hidden,
+                          .inner = c.integer(side + "_ffn_dim", 1, kMaxWidth),
+                          .activation = activation_of(c, "activation_function", "gelu"),
+                          .dropout = dropout_rate(c, "activation_dropout", 0)};
     const std::int64_t count = c.integer(side + "_layers", 1, kMaxLayers);
     AttentionChoice choice(c, side, info_.max_positions);
     for (std::int64_t i = 0; i < count; ++i) {

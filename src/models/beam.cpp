@@ -51,10 +51,41 @@ class Finished {
 
 // One prompt on its way.
 struct Search {
-  std::size_t index;          // in the caller's order
-  std::vector<Beam> running;  // their rows stand side by side
+  std::size_t index;               // in the caller's order
+  std::vector<std::int64_t> read;  // what the decoder read before it got tokens
+  std::vector<Beam> running;       // their rows stand side by side
   Finished finished;
+
+  // How much the decoder has read when its beams were given so many tokens.
+  std::int64_t length(std::int64_t given) const {
+    return static_cast<std::int64_t>(read.size()) + given;
+  }
+  std::vector<std::int64_t> read_by(const Beam& beam) const {
+    std::vector<std::int64_t> all = read;
+    all.insert(all.end(), beam.tokens.begin(), beam.tokens.end());
+    return all;
+  }
 };
+
+// Makes log-probabilities of a row of logits and penalizes these, as Hugging Face's beam search
+// does; greedy and sampled generation penalize logits. They need not sum to a probability of one.
+void penalize(std::span<float> row, double log_sum, const Search& search, const Beam& beam,
+              double penalty) {
+  for (float& value : row) value = static_cast<float>(value - log_sum);
+  penalize_repetition(row, search.read_by(beam), penalty);
+}
+
+// Where only some tokens may follow, each of them is certain.
+std::vector<Continuation> rank_forced(const Search& search,
+                                      const std::vector<std::int64_t>& forced) {
+  std::vector<Continuation> all;
+  for (std::size_t b = 0; b < search.running.size(); ++b) {
+    for (const std::int64_t token : forced) all.push_back({search.running[b].sum, b, token});
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Continuation& a, const Continuation& b) { return a.sum > b.sum; });
+  return all;
+}
 
 // The likeliest continuations of a search, whose first beam is row `first` of the logits.
 std::vector<Continuation> rank(const Tensor& logits, std::size_t first, const Search& search,
@@ -66,8 +97,11 @@ std::vector<Continuation> rank(const Tensor& logits, std::size_t first, const Se
   std::vector<std::int64_t> tokens(classes);
   for (std::size_t b = 0; b < search.running.size(); ++b) {
     const std::span<float> row(logits.data<float>() + (first + b) * classes, classes);
-    penalize_repetition(row, search.running[b].tokens, options.repetition_penalty);
-    const double log_sum = log_sum_exp(row);
+    double log_sum = log_sum_exp(row);
+    if (options.repetition_penalty != 1) {
+      penalize(row, log_sum, search, search.running[b], options.repetition_penalty);
+      log_sum = 0;
+    }
     // No more than `count` of one beam can be among the first `count` of all.
     std::iota(tokens.begin(), tokens.end(), 0);
     std::partial_sort(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(count),
@@ -118,30 +152,42 @@ Step advance(Search& search, const std::vector<Continuation>& ranked,
   return step;
 }
 
+std::vector<std::vector<std::int64_t>> texts_of(const std::vector<Search>& active) {
+  std::vector<std::vector<std::int64_t>> texts;
+  for (const Search& search : active) {
+    for (const Beam& beam : search.running) texts.push_back(search.read_by(beam));
+  }
+  return texts;
+}
+
 }  // namespace
 
 std::vector<std::vector<std::int64_t>> beam_search(
     const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
     const GenerateOptions& options, const std::vector<std::int64_t>& stops) {
   const auto beams = static_cast<std::size_t>(options.beams);
+  const Course course(model.info(), options);
   Decoding decoding(model, prompts, options);
   std::vector<std::vector<std::int64_t>> results(prompts.size());
   std::vector<Search> active;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
-    active.push_back({i, std::vector<Beam>(1), Finished(beams, options.length_penalty)});
+    active.push_back({i, read_first(model.info(), prompts[i]), std::vector<Beam>(1),
+                      Finished(beams, options.length_penalty)});
   }
   const auto conclude = [&](Search& search) {
     for (Beam& beam : search.running) search.finished.add(std::move(beam.tokens), beam.sum);
     results[search.index] = search.finished.best();
   };
   Tensor logits = to(decoding.start(), kCpu);  // where continuations are ranked
-  for (std::int64_t number = 0; number < decoding.steps() && !active.empty(); ++number) {
+  for (std::int64_t given = 0; !active.empty(); ++given) {
     std::vector<std::size_t> firsts{0};
     for (const Search& search : active) firsts.push_back(firsts.back() + search.running.size());
     std::vector<std::vector<Continuation>> ranked(active.size());
     parallel_for(static_cast<std::int64_t>(active.size()), [&](std::int64_t i) {
       const auto at = static_cast<std::size_t>(i);
-      ranked[at] = rank(logits, firsts[at], active[at], options);
+      const std::vector<std::int64_t> forced = course.forced(active[at].length(given), given);
+      ranked[at] = forced.empty() ? rank(logits, firsts[at], active[at], options)
+                                  : rank_forced(active[at], forced);
     });
     std::vector<std::int64_t> rows, tokens;
     std::vector<Search> still;
@@ -149,8 +195,9 @@ std::vector<std::vector<std::int64_t>> beam_search(
     for (std::size_t i = 0; i < active.size(); ++i) {
       const std::size_t before = active[i].running.size();
       const Step step = advance(active[i], ranked[i], options, stops);
-      same_memory &= active[i].running.size() == before;
-      if (active[i].running.empty()) {
+      const bool ends = course.ends(active[i].length(given), given);
+      same_memory &= !ends && active[i].running.size() == before;
+      if (ends || active[i].running.empty()) {
         conclude(active[i]);
         continue;
       }
@@ -161,10 +208,13 @@ std::vector<std::vector<std::int64_t>> beam_search(
       still.push_back(std::move(active[i]));
     }
     active = std::move(still);
-    if (active.empty() || number + 1 == decoding.steps()) break;
-    if (options.on_step && !options.on_step()) break;
-    decoding.reorder(rows, same_memory);
-    logits = to(decoding.step(tokens), kCpu);
+    if (active.empty() || (options.on_step && !options.on_step())) break;
+    if (decoding.has_room()) {
+      decoding.reorder(rows, same_memory);
+      logits = to(decoding.step(tokens), kCpu);
+    } else {
+      logits = to(decoding.read_anew(texts_of(active)), kCpu);
+    }
   }
   for (Search& search : active) conclude(search);
   return results;

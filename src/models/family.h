@@ -3,10 +3,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "io/json.h"
+#include "qkv/activation.h"
+#include "qkv/error.h"
 #include "qkv/models/model.h"
 
 namespace qkv {
@@ -17,6 +20,7 @@ inline constexpr std::int64_t kMaxVocabulary = 1 << 24, kMaxPositions = std::int
 
 struct ModelSource {
   Config config;
+  std::optional<Config> generation{};  // generation_config.json, where there is one
   std::string architecture;
   // Whether the checkpoint stores this tensor; without a checkpoint, whether the config implies it.
   std::function<bool(const std::string& name)> stores;
@@ -46,6 +50,20 @@ std::unique_ptr<Model> make_t5(const ModelSource& source);
 // What a config says of dropout in training.
 inline double dropout_rate(const Config& config, const std::string& key, double fallback) {
   return config.number_or(key, fallback, 0, 0.999);
+}
+
+// The activation of this name, which `key` of the config gave.
+inline Activation activation_named(const Config& config, const std::string& key,
+                                   const std::string& name) {
+  try {
+    return activation_from_string(name);
+  } catch (const Error& error) {
+    throw Error(config.where(key) + ": " + error.what());
+  }
+}
+inline Activation activation_of(const Config& config, const std::string& key,
+                                const std::string& fallback) {
+  return activation_named(config, key, config.text_or(key, fallback));
 }
 
 // What any family can be told about its scores, beyond what its own configs say: keys of ours.

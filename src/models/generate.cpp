@@ -42,36 +42,57 @@ Tensor occurred_in(const std::vector<Sequence>& active) {
 
 // The next token of each sequence, chosen on the device of the logits [B, 1, V]: this waits for it.
 std::vector<std::int64_t> choose(const Tensor& logits, const std::vector<Sequence>& active,
-                                 const GenerateOptions& options, std::int64_t step) {
+                                 const GenerateOptions& options, const Course& course,
+                                 std::int64_t step) {
   const auto rows = static_cast<std::int64_t>(active.size());
   std::vector<std::int64_t> draws;
   for (const Sequence& sequence : active) {
     draws.push_back(sampling_draw(options.seed, sequence.index, static_cast<std::uint64_t>(step)));
   }
-  const std::vector<std::int64_t> tokens =
+  std::vector<std::int64_t> tokens =
       sample(reshape(logits, {rows, -1}), Tensor::from(draws, {rows}), sample_options(options),
              options.repetition_penalty != 1 ? occurred_in(active) : Tensor())
           .to_vector<std::int64_t>();
   check(std::find(tokens.begin(), tokens.end(), -1) == tokens.end(),
         "generate: the logits are not numbers; the model or its input is broken");
+  for (std::size_t row = 0; row < tokens.size(); ++row) {
+    const auto read = static_cast<std::int64_t>(active[row].history.size());
+    const std::vector<std::int64_t> forced = course.forced(read, step);
+    if (!forced.empty()) tokens[row] = forced.front();  // all are as likely: the first, as ever
+  }
   return tokens;
+}
+
+std::vector<std::vector<std::int64_t>> histories(const std::vector<Sequence>& active) {
+  std::vector<std::vector<std::int64_t>> all;
+  for (const Sequence& sequence : active) all.push_back(sequence.history);
+  return all;
 }
 
 }  // namespace
 
 Decoding::Decoding(const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
                    const GenerateOptions& options)
-    : model_(model) {
+    : model_(model), max_new_tokens_(options.max_new_tokens), kv_dtype_(options.kv_dtype) {
+  take(prompts);
+  if (model.info().kind == ModelKind::decoder) return;
+  check(model.info().decoder_start_id >= 0,
+        "generate: config.json of this {} has no decoder_start_token_id", model.info().family);
+  memory_ = model({.ids = first_.ids, .mask = first_.mask}).memory;
+}
+
+void Decoding::take(const std::vector<std::vector<std::int64_t>>& prompts) {
+  const ModelInfo& info = model_.info();
   const auto batch = static_cast<std::int64_t>(prompts.size());
   std::int64_t longest = 0;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     check(!prompts[i].empty(), "generate: prompt {} is empty", i);
     longest = std::max(longest, static_cast<std::int64_t>(prompts[i].size()));
   }
-  const bool is_decoder = model.info().kind == ModelKind::decoder;
+  const bool is_decoder = info.kind == ModelKind::decoder;
   // Decoders are padded on the left, so that all continue at the same place; encoders on the right.
   std::vector<std::int64_t> ids(static_cast<std::size_t>(batch * longest),
-                                std::max<std::int64_t>(model.info().pad_id, 0));
+                                std::max<std::int64_t>(info.pad_id, 0));
   Tensor mask = Tensor::zeros({batch, longest}, {DType::u8});
   bool padded = false;
   for (std::int64_t b = 0; b < batch; ++b) {
@@ -82,21 +103,27 @@ Decoding::Decoding(const Model& model, const std::vector<std::vector<std::int64_
     std::fill_n(mask.data<std::uint8_t>() + at, length, std::uint8_t{1});
     padded |= length < longest;
   }
-  first_.ids = Tensor::from(ids, {batch, longest});
-  if (padded) first_.mask = mask;
+  first_ = {.ids = Tensor::from(ids, {batch, longest}), .mask = padded ? mask : Tensor()};
 
-  const std::int64_t limit = model.info().max_positions;
-  std::int64_t start = is_decoder ? longest : 1;
+  const std::int64_t limit = info.max_positions;
+  const std::int64_t start = is_decoder ? longest : 1;
   check(limit == 0 || start <= limit,
         "generate: a prompt of {} tokens is longer than the {} positions of the model", start,
         limit);
-  steps_ = options.max_new_tokens;
+  steps_ = max_new_tokens_;
   if (limit > 0) steps_ = std::min(steps_, limit - start + 1);
-  cache_ = nn::KvCache(start + std::max<std::int64_t>(steps_, 1), options.kv_dtype);
-  if (is_decoder) return;
-  check(model.info().decoder_start_id >= 0,
-        "generate: config.json of this {} has no decoder_start_token_id", model.info().family);
-  memory_ = model({.ids = first_.ids, .mask = first_.mask}).memory;
+  cache_ = nn::KvCache(start + std::max<std::int64_t>(steps_, 1), kv_dtype_);
+}
+
+bool Decoding::has_room() const {
+  const std::int64_t limit = model_.info().max_positions;
+  return limit == 0 || cache_.length() < limit;
+}
+
+Tensor Decoding::read_anew(const std::vector<std::vector<std::int64_t>>& texts) {
+  recorded_.reset();  // it knows where the tensors of the cache were
+  take(texts);
+  return logits_of(first_);
 }
 
 Tensor Decoding::start() {
@@ -131,6 +158,7 @@ Tensor Decoding::step(const std::vector<std::int64_t>& tokens) {
 
 Tensor Decoding::logits_of(const ModelInput& input) {
   Tensor logits = model_(input, {.cache = &cache_, .last_logits_only = true}).logits;
+  check(logits.defined(), "generate: a {} has no head to predict with", model_.info().architecture);
   device_ = logits.device();
   return logits;
 }
@@ -173,32 +201,37 @@ std::vector<std::vector<std::int64_t>> generate(
     return results;
   }
 
+  const Course course(model.info(), options);
   Decoding decoding(model, prompts, options);
   std::vector<Sequence> active;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
-    const bool reads_prompt = model.info().kind == ModelKind::decoder;
-    active.push_back({i, reads_prompt ? prompts[i] : std::vector{model.info().decoder_start_id}});
+    active.push_back({i, read_first(model.info(), prompts[i])});
   }
   Tensor logits = decoding.start();
-  for (std::int64_t step = 0; step < decoding.steps() && !active.empty(); ++step) {
-    const std::vector<std::int64_t> chosen = choose(logits, active, options, step);
+  for (std::int64_t step = 0; !active.empty(); ++step) {
+    const std::vector<std::int64_t> chosen = choose(logits, active, options, course, step);
     std::vector<std::int64_t> tokens, rows;
     std::vector<Sequence> still;
     for (std::size_t row = 0; row < active.size(); ++row) {
       Sequence& sequence = active[row];
       const std::int64_t token = chosen[row];
+      const bool is_last = course.ends(static_cast<std::int64_t>(sequence.history.size()), step);
       results[sequence.index].push_back(token);
       sequence.history.push_back(token);
       const bool goes_on = !options.on_token || options.on_token(sequence.index, token);
-      if (!goes_on || std::find(stops.begin(), stops.end(), token) != stops.end()) continue;
+      const bool is_stop = std::find(stops.begin(), stops.end(), token) != stops.end();
+      if (!goes_on || is_stop || is_last) continue;
       tokens.push_back(token);
       rows.push_back(static_cast<std::int64_t>(row));
       still.push_back(std::move(sequence));
     }
     const bool some_ended = still.size() < active.size();
     active = std::move(still);
-    if (active.empty() || step + 1 == decoding.steps()) break;
-    if (options.on_step && !options.on_step()) break;
+    if (active.empty() || (options.on_step && !options.on_step())) break;
+    if (!decoding.has_room()) {
+      logits = decoding.read_anew(histories(active));
+      continue;
+    }
     if (some_ended) decoding.reorder(rows);
     logits = decoding.step(tokens);
   }

@@ -24,8 +24,7 @@ class Gpt2 final : public Model {
     base_ = source.prefix("transformer", "wte.weight");
     wte_ = nn::Embedding(info_.vocabulary, hidden);
     wpe_ = nn::Embedding(info_.max_positions, hidden);
-    const Activation activation =
-        activation_from_string(c.text_or("activation_function", "gelu_new"));
+    const Activation activation = activation_of(c, "activation_function", "gelu_new");
     const bool by_layer = c.flag_or("scale_attn_by_inverse_layer_idx", false);
     const bool scaled = c.flag_or("scale_attn_weights", true);
     const nn::NormConfig norm{.width = hidden, .eps = eps};

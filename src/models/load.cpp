@@ -51,6 +51,12 @@ std::unique_ptr<Model> load_model(const std::string& folder, const LoadOptions& 
   const std::string config = (std::filesystem::path(folder) / "config.json").string();
   ModelSource source;
   source.config = Config::read(config);
+  const std::filesystem::path generation = std::filesystem::path(folder) / "generation_config.json";
+  std::string generation_text;
+  if (std::error_code error; std::filesystem::exists(generation, error)) {
+    generation_text = read_file(generation.string(), kConfigBytes);
+    source.generation = Config::parse(generation_text, generation.string());
+  }
   const Checkpoint checkpoint = Checkpoint::open(folder);
   source.has_checkpoint = true;
   source.stores = [&](const std::string& name) { return checkpoint.contains(name); };
@@ -58,6 +64,7 @@ std::unique_ptr<Model> load_model(const std::string& folder, const LoadOptions& 
   load_parameters(*model, checkpoint, folder, options);
   model->tie();
   ModelAccess::set_config(*model, read_file(config, kConfigBytes));
+  ModelAccess::set_generation(*model, std::move(generation_text));
   return model;
 }
 
@@ -94,6 +101,11 @@ void save_model(Model& model, const std::string& folder) {
   const std::filesystem::path base(folder);
   save_checkpoint((base / "model.safetensors").string(), tensors);
   write_file_atomically((base / "config.json").string(), config_of(model));
+  // Where there is one, config.json is not asked what to generate: without it, another text.
+  const std::string& generation = ModelAccess::generation(model);
+  if (!generation.empty()) {
+    write_file_atomically((base / "generation_config.json").string(), generation);
+  }
 }
 
 }  // namespace qkv

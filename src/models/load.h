@@ -14,6 +14,10 @@ std::unique_ptr<Model> make_family(ModelSource source);
 // What only the loader sets.
 struct ModelAccess {
   static void set_config(Model& model, std::string text) { model.config_text_ = std::move(text); }
+  static void set_generation(Model& model, std::string text) {
+    model.generation_text_ = std::move(text);
+  }
+  static const std::string& generation(const Model& model) { return model.generation_text_; }
 };
 
 }  // namespace qkv

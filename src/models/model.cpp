@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <string_view>
 
 #include "core/check.h"
+#include "io/shown.h"
 #include "models/family.h"
 #include "models/load.h"
 
@@ -15,24 +17,91 @@ namespace {
 struct Family {
   const char* type;
   std::unique_ptr<Model> (*make)(const ModelSource&);
-  const char* architecture;  // when the config names none
+  const char* architecture;             // when the config names none
+  std::array<const char*, 3> others{};  // "*End": every name that ends so
 };
+
+// The heads of encoders.
+constexpr std::array<const char*, 3> kHeads{"*ForMaskedLM", "*ForPreTraining",
+                                            "*ForSequenceClassification"};
 
 // Adding a model is a line here.
 constexpr std::array<Family, 12> kFamilies{{
-    {"bert", make_bert, "BertModel"},
-    {"roberta", make_bert, "RobertaModel"},
-    {"distilbert", make_bert, "DistilBertModel"},
-    {"longformer", make_bert, "LongformerModel"},
-    {"gpt2", make_gpt2, "GPT2LMHeadModel"},
-    {"llama", make_llama, "LlamaForCausalLM"},
-    {"mistral", make_llama, "MistralForCausalLM"},
-    {"qwen3", make_llama, "Qwen3ForCausalLM"},
-    {"gemma2", make_llama, "Gemma2ForCausalLM"},
+    {"bert", make_bert, "BertModel", kHeads},
+    {"roberta", make_bert, "RobertaModel", kHeads},
+    {"distilbert", make_bert, "DistilBertModel", kHeads},
+    {"longformer", make_bert, "LongformerModel", kHeads},
+    {"gpt2", make_gpt2, "GPT2LMHeadModel", {"GPT2Model", "*LMHeadModel"}},
+    {"llama", make_llama, "LlamaForCausalLM", {"LlamaModel", "*ForCausalLM"}},
+    {"mistral", make_llama, "MistralForCausalLM", {"MistralModel", "*ForCausalLM"}},
+    {"qwen3", make_llama, "Qwen3ForCausalLM", {"Qwen3Model", "*ForCausalLM"}},
+    {"gemma2", make_llama, "Gemma2ForCausalLM", {"Gemma2Model", "*ForCausalLM"}},
     {"bart", make_bart, "BartForConditionalGeneration"},
     {"marian", make_bart, "MarianMTModel"},
-    {"t5", make_t5, "T5ForConditionalGeneration"},
+    {"t5", make_t5, "T5ForConditionalGeneration", {"T5Model", "T5WithLMHeadModel"}},
 }};
+
+bool is_named(const std::string& architecture, std::string_view name) {
+  return name.starts_with('*') ? architecture.ends_with(name.substr(1)) : architecture == name;
+}
+
+// What is not known would be known by its tensors only, as names that do not fit.
+void check_architecture(const Family& family, const ModelSource& source) {
+  const Config& c = source.config;
+  check(!c.flag_or("add_cross_attention", false),
+        "{}: a {} with cross-attention is not supported; of encoder-decoders there are bart, "
+        "marian and t5",
+        c.where("add_cross_attention"), family.type);
+  if (is_named(source.architecture, family.architecture)) return;
+  std::string known = family.architecture;
+  for (const char* name : family.others) {
+    if (name == nullptr) break;
+    if (is_named(source.architecture, name)) return;
+    known += fmt::format(", {}", name);
+  }
+  fail("{}: {} is not supported; of {} there are {}", c.where("architectures"),
+       shown_name(source.architecture), family.type, known);
+}
+
+// Layers say what is wrong with what they were asked for, but not which file asked.
+std::unique_ptr<Model> build(const Family& family, const ModelSource& source) {
+  try {
+    return family.make(source);
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    const auto names = [&](const Config& file) {
+      return message.find(file.name() + ": ") != std::string::npos;
+    };
+    if (names(source.config) || (source.generation && names(*source.generation))) throw;
+    throw Error(source.config.name() + ": " + message);
+  }
+}
+
+// The tokens that generation has to choose, ascending.
+std::vector<std::int64_t> forced_ids(const Config& generation, const char* key,
+                                     std::int64_t vocabulary) {
+  std::vector<std::int64_t> ids = generation.integers(key, 0, vocabulary - 1);
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+// A regression of one number is told by how many there are, unless problem_type says otherwise.
+bool is_regression(const Config& c, std::int64_t classes) {
+  return c.text_or("problem_type", classes == 1 ? "regression" : "") == "regression";
+}
+
+// Other losses than that of one class of several would be wrong numbers, not errors.
+void check_classes(const ModelInfo& info, const Tensor& labels) {
+  const bool is_class = labels.dtype() == DType::i64 || labels.dtype() == DType::i32;
+  check(is_class && !info.regression && !info.multi_label,
+        "{}: the loss of a classifier is that of labels i32 or i64 [B], one class of several, got "
+        "{} {} with num_labels {}{}; regression and several labels at once (problem_type) are not "
+        "supported",
+        info.family, labels.dtype(), labels.shape(), info.classes,
+        info.regression    ? ", a regression"
+        : info.multi_label ? ", several at once"
+                           : "");
+}
 
 // "0": "negative", "1": "positive"; a class the config forgot is called by its number.
 std::vector<std::string> labels_of(const Config& names, std::int64_t classes) {
@@ -92,6 +161,18 @@ ModelInfo ModelSource::info(ModelKind kind) const {
   }
   info.classes = c.integer_or("num_labels", info.classes, 0, kMaxVocabulary);
   info.multi_label = c.text_or("problem_type", "") == "multi_label_classification";
+  info.regression = is_regression(c, info.classes);
+  // As transformers does it: what is not in generation_config.json is not asked of config.json.
+  const Config& g = generation ? *generation : c;
+  const std::vector<std::int64_t> begin = forced_ids(g, "forced_bos_token_id", info.vocabulary);
+  check(begin.size() <= 1, "{} must be one token, got {}", g.where("forced_bos_token_id"),
+        begin.size());
+  if (!begin.empty()) info.forced_bos_id = begin.front();
+  // How configs said so before there was the key.
+  if (!generation && c.flag_or("force_bos_token_to_be_generated", false)) {
+    info.forced_bos_id = info.bos_id;
+  }
+  info.forced_eos_ids = forced_ids(g, "forced_eos_token_id", info.vocabulary);
   info.input_symbols = symbols_of(c.text_or("grapheme_chars", ""));
   info.output_symbols = symbols_of(c.text_or("phoneme_chars", ""));
   return info;
@@ -112,7 +193,8 @@ std::unique_ptr<Model> make_family(ModelSource source) {
     if (type == family.type) {
       const std::vector<std::string> names = source.config.texts("architectures");
       source.architecture = names.empty() ? family.architecture : names.front();
-      return family.make(source);
+      check_architecture(family, source);
+      return build(family, source);
     }
     known += (known.empty() ? "" : ", ") + std::string(family.type);
   }
@@ -150,7 +232,11 @@ Tensor Model::loss(const ModelInput& input, const Tensor& labels, const ModelCon
                                      {labels.dtype(), labels.device()});
     return cross_entropy(logits, concat({slice(labels, 1, 1, length), none}, 1), options);
   }
-  if (info_.kind == ModelKind::encoder) return cross_entropy(logits_of(input), labels, options);
+  if (info_.kind == ModelKind::encoder) {
+    const Tensor logits = logits_of(input);
+    if (logits.rank() == 2) check_classes(info_, labels);
+    return cross_entropy(logits, labels, options);
+  }
   ModelInput shifted = input;
   shifted.decoder_ids = decoder_inputs(labels);
   return cross_entropy(logits_of(shifted), labels, options);

@@ -146,7 +146,7 @@ class T5 final : public Model {
     if (gated && act == "gelu") act = "gelu_new";
     return {.hidden = info_.hidden,
             .inner = c.integer("d_ff", 1, kMaxWidth),
-            .activation = activation_from_string(act),
+            .activation = activation_named(c, "feed_forward_proj", act),
             .gated = gated,
             .bias = false,
             .dropout = dropout_rate(c, "dropout_rate", 0.1),

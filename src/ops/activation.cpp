@@ -39,10 +39,12 @@ std::string to_string(Activation activation) {
 }
 
 Activation activation_from_string(const std::string& name) {
+  std::string all;
   for (const auto& [known, value] : kNames) {
     if (name == known) return value;
+    all += (all.empty() ? "" : ", ") + std::string(known);
   }
-  fail("activation '{}' is not known; there are relu, gelu, gelu_new, silu, tanh", name);
+  fail("activation '{}' is not known; there are {}", name, all);
 }
 
 Tensor activate(const Tensor& x, Activation activation) {

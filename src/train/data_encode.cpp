@@ -29,6 +29,9 @@ void check_task(Task task, const ModelInfo& model) {
   if (task == Task::classification) {
     check(model.classes > 0, "{}: config.json has no id2label or num_labels", model.family);
     check(!model.multi_label, "{}: a text has one label; problem_type is several", model.family);
+    check(!model.regression,
+          "{}: a label is one class of several; problem_type, or num_labels 1, is regression",
+          model.family);
   }
 }
 

@@ -29,8 +29,13 @@ struct ModelInfo {
   std::int64_t classes = 0;           // of a classifier
   std::vector<std::string> labels{};  // what the classes are called, where id2label says so
   bool multi_label = false;           // several classes may hold at once: sigmoid, not softmax
+  bool regression = false;            // its logits are numbers, not scores of classes
   std::int64_t pad_id = -1, bos_id = -1, decoder_start_id = -1;
   std::vector<std::int64_t> eos_ids;
+  // What generation is made to choose: behind the one token a decoder begins with, and as the last
+  // of as many as are wanted. From generation_config.json; without one, from config.json.
+  std::int64_t forced_bos_id = -1;
+  std::vector<std::int64_t> forced_eos_ids{};  // ascending; any of them
   // Of a model that reads and writes characters: id i stands for symbols[i], "" for nothing. From
   // grapheme_chars and phoneme_chars of the config; empty where a tokenizer is needed.
   std::vector<std::string> input_symbols{}, output_symbols{};
@@ -71,7 +76,7 @@ class Model : public nn::Module {
 
   // The mean cross entropy of `labels` (-100 = ignored). Decoders predict label[t + 1] from t;
   // encoder-decoders get labels shifted right behind decoder_start_id as decoder_ids; classifiers
-  // take labels [B].
+  // take labels [B], and those of regression or of several labels have no loss here: Error.
   Tensor loss(const ModelInput& input, const Tensor& labels, const ModelContext& context = {},
               const CrossEntropyOptions& options = {}) const;
 
@@ -86,7 +91,7 @@ class Model : public nn::Module {
 
  private:
   friend struct ModelAccess;
-  std::string config_text_;
+  std::string config_text_, generation_text_;  // of config.json, of generation_config.json
 };
 
 struct LoadOptions {
@@ -103,14 +108,16 @@ struct LoadOptions {
   std::function<void(int done, int total)> progress{};
 };
 // Reads config.json and model.safetensors (or the shards of model.safetensors.index.json) of a
-// folder. Everything missing, unexpected or of the wrong shape is listed in one Error.
+// folder, and what generation_config.json forces on generation, where there is one. Everything
+// missing, unexpected or of the wrong shape is listed in one Error.
 std::unique_ptr<Model> load_model(const std::string& folder, const LoadOptions& options = {});
 // A model of this config.json (a path, its text, or one of model_presets()) with random weights,
 // uniform: to measure with. Before training, nn::initialize draws better ones.
 std::unique_ptr<Model> make_model(const std::string& config, std::uint64_t seed = 0,
                                   DType dtype = DType::f32, std::int64_t group = 0);
 std::vector<std::string> model_presets();
-// Writes config.json and model.safetensors, which load_model and transformers read back (int8
+// Writes config.json, model.safetensors and, where it was loaded with one, generation_config.json,
+// which load_model and transformers read back (int8
 // weights load_model alone).
 void save_model(Model& model, const std::string& folder);
 
