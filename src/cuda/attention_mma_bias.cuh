@@ -80,7 +80,7 @@ struct BiasTiles {
   __device__ static void load(const Tile& to, const Rows& from, int batch, int head, int row,
                               int count, int size) {
     to.template load<kBiasPairs, kBiasThreads>(from.at<const T>(batch, head, row), from.row, count,
-                                          size);
+                                               size);
   }
 };
 
