@@ -1,7 +1,7 @@
 // Beam search, of many prompts at once. Each step ranks 2 * beams continuations of a prompt's
-// running beams by their summed log-probability. Those that end leave the running set, and count as
-// finished if they are among the first `beams`; the others run on. A finished one scores
-// sum / length^penalty.
+// running beams (more where there are several ways to end) by their summed log-probability. Those
+// that end leave the running set, and count as finished if they are among the first `beams`; the
+// others run on. A finished one scores sum / length^penalty.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -87,11 +87,11 @@ std::vector<Continuation> rank_forced(const Search& search,
   return all;
 }
 
-// The likeliest continuations of a search, whose first beam is row `first` of the logits.
+// The `kept` likeliest continuations of a search, whose first beam is row `first` of the logits.
 std::vector<Continuation> rank(const Tensor& logits, std::size_t first, const Search& search,
-                               const GenerateOptions& options) {
+                               const GenerateOptions& options, std::size_t kept) {
   const auto classes = static_cast<std::size_t>(logits.size(2));
-  const std::size_t count = std::min(2 * static_cast<std::size_t>(options.beams), classes);
+  const std::size_t count = std::min(kept, classes);
   const auto is_better = [](const Continuation& a, const Continuation& b) { return a.sum > b.sum; };
   std::vector<Continuation> all;
   std::vector<std::int64_t> tokens(classes);
@@ -116,9 +116,7 @@ std::vector<Continuation> rank(const Tensor& logits, std::size_t first, const Se
     }
   }
   std::stable_sort(all.begin(), all.end(), is_better);
-  if (all.size() > 2 * static_cast<std::size_t>(options.beams)) {
-    all.resize(2 * static_cast<std::size_t>(options.beams));
-  }
+  if (all.size() > kept) all.resize(kept);
   return all;
 }
 
@@ -166,6 +164,8 @@ std::vector<std::vector<std::int64_t>> beam_search(
     const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
     const GenerateOptions& options, const std::vector<std::int64_t>& stops) {
   const auto beams = static_cast<std::size_t>(options.beams);
+  // Enough for all beams to go on, however many ways there are to end.
+  const std::size_t kept = std::max<std::size_t>(2, 1 + stops.size()) * beams;
   const Course course(model.info(), options);
   Decoding decoding(model, prompts, options);
   std::vector<std::vector<std::int64_t>> results(prompts.size());
@@ -186,7 +186,7 @@ std::vector<std::vector<std::int64_t>> beam_search(
     parallel_for(static_cast<std::int64_t>(active.size()), [&](std::int64_t i) {
       const auto at = static_cast<std::size_t>(i);
       const std::vector<std::int64_t> forced = course.forced(active[at].length(given), given);
-      ranked[at] = forced.empty() ? rank(logits, firsts[at], active[at], options)
+      ranked[at] = forced.empty() ? rank(logits, firsts[at], active[at], options, kept)
                                   : rank_forced(active[at], forced);
     });
     std::vector<std::int64_t> rows, tokens;

@@ -104,8 +104,7 @@ class Bert final : public Model {
     const bool is_distil = info_.family == "distilbert";
     info_.max_positions = c.integer("max_position_embeddings", 1, kMaxPositions);
     eps_ = is_distil ? 1e-12 : c.number_or("layer_norm_eps", 1e-12, 0, 1);
-    activation_ =
-        activation_from_string(c.text_or(is_distil ? "activation" : "hidden_act", "gelu"));
+    activation_ = activation_of(c, is_distil ? "activation" : "hidden_act", "gelu");
     const std::int64_t hidden = info_.hidden;
     check(!counts_from_padding_ || info_.pad_id >= 0, "{}: {} is needed to count positions",
           info_.family, c.where("pad_token_id"));
@@ -172,9 +171,6 @@ class Bert final : public Model {
 
   bool is_decoder(const Config& c) const {
     const bool may_be = info_.family == "bert" || info_.family == "roberta";
-    check(!may_be || !c.flag_or("add_cross_attention", false),
-          "{} is not supported: {} has no cross-attention here", c.where("add_cross_attention"),
-          info_.family);
     return may_be && c.flag_or("is_decoder", false);
   }
 

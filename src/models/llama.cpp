@@ -156,10 +156,11 @@ class Llama final : public Model {
 
  private:
   nn::FeedForwardConfig feed_forward_config(const Config& c) const {
-    const char* key = c.has("hidden_activation") ? "hidden_activation" : "hidden_act";
+    const bool is_gemma = info_.family == "gemma2";
     return {.hidden = info_.hidden,
             .inner = c.integer("intermediate_size", 1, kMaxWidth),
-            .activation = activation_from_string(c.text_or(key, "silu")),
+            .activation = is_gemma ? activation_of(c, "hidden_activation", "gelu_pytorch_tanh")
+                                   : activation_of(c, "hidden_act", "silu"),
             .gated = true,
             .bias = c.flag_or("mlp_bias", false),
             .up = "up_proj",
