@@ -63,20 +63,16 @@ ModelInput padded(const std::vector<const Encoding*>& rows, const ModelInfo& inf
   for (const Encoding* row : rows) longest = std::max(longest, row->ids.size());
   const std::size_t total = rows.size() * longest;
   std::vector<std::int64_t> ids(total, std::max<std::int64_t>(info.pad_id, 0)), types(total, 0);
-  std::vector<std::uint8_t> mask(total, 0), global(total, 0);
+  std::vector<std::uint8_t> mask(total, 0);
   for (std::size_t b = 0; b < rows.size(); ++b) {
     const auto at = static_cast<std::ptrdiff_t>(b * longest);
     std::copy(rows[b]->ids.begin(), rows[b]->ids.end(), ids.begin() + at);
     std::copy(rows[b]->type_ids.begin(), rows[b]->type_ids.end(), types.begin() + at);
     std::fill_n(mask.begin() + at, rows[b]->ids.size(), std::uint8_t{1});
-    global[b * longest] = 1;  // the token a classifier reads
   }
   const Shape shape{static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(longest)};
   ModelInput input{.ids = Tensor::from(ids, shape), .mask = Tensor::from(mask, shape)};
   if (info.family == "bert") input.token_types = Tensor::from(types, shape);
-  if (info.family == "longformer" && info.architecture.ends_with("Classification")) {
-    input.global = Tensor::from(global, shape);
-  }
   return input;
 }
 

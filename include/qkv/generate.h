@@ -37,8 +37,8 @@ struct GenerateOptions {
 };
 
 // The new tokens of each sequence, as many as its own positions allow: beside longer prompts, too.
-// For decoders `prompts` are what is continued, of any lengths;
-// for encoder-decoders what the encoder reads.
+// For decoders `prompts` are what is continued, of any lengths; for encoder-decoders what the
+// encoder reads.
 std::vector<std::vector<std::int64_t>> generate(
     const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
     const GenerateOptions& options = {});

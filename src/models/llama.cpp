@@ -182,7 +182,7 @@ class Llama final : public Model {
     attention.out_bias = attention.bias;
     attention.causal = true;
     attention.dropout = dropout_rate(c, "attention_dropout", 0);
-    const double scalar = c.number_or("query_pre_attn_scalar", defaults_.query_scalar, 0, 1e9);
+    const double scalar = c.number_or("query_pre_attn_scalar", defaults_.query_scalar, 1e-6, 1e9);
     if (scalar > 0) attention.scale = static_cast<float>(1 / std::sqrt(scalar));
     attention.softcap =
         static_cast<float>(unless_null(c, "attn_logit_softcapping", defaults_.score_softcap));

@@ -87,13 +87,6 @@ Batch make_labelled_batch(const Dataset::State& state, std::span<const std::uint
     batch.labels.data<std::int64_t>()[i] = state.example(rows[i]).record.label;
   }
   batch.tokens = count;
-  if (state.model.family == "longformer") {  // the token that the classifier reads sees all
-    const Shape& shape = batch.input.ids.shape();
-    batch.input.global = Tensor::zeros(shape, {DType::u8});
-    for (std::int64_t i = 0; i < count; ++i) {
-      batch.input.global.data<std::uint8_t>()[i * shape[1]] = 1;
-    }
-  }
   return batch;
 }
 

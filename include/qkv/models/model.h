@@ -45,7 +45,8 @@ struct ModelInput {
   Tensor ids{};          // i32 or i64 [B, S]
   Tensor mask{};         // [B, S], any dtype: 0 = padding; absent = all are tokens
   Tensor token_types{};  // BERT: which of two texts, [B, S]
-  Tensor global{};       // Longformer: 1 = sees and is seen by all, [B, S]
+  Tensor global{};       // Longformer: 1 = sees and is seen by all, [B, S]; a classifier's first if
+                         // undefined
   Tensor decoder_ids{};  // encoder-decoders: [B, T]
   Tensor memory{};       // encoder-decoders: the encoder's output, to skip the encoder
 };
@@ -117,8 +118,7 @@ std::unique_ptr<Model> make_model(const std::string& config, std::uint64_t seed 
                                   DType dtype = DType::f32, std::int64_t group = 0);
 std::vector<std::string> model_presets();
 // Writes config.json, model.safetensors and, where it was loaded with one, generation_config.json,
-// which load_model and transformers read back (int8
-// weights load_model alone).
+// which load_model and transformers read back (int8 weights load_model alone).
 void save_model(Model& model, const std::string& folder);
 
 // The mean of hidden states over the tokens that are not padding, each row of unit length: what
