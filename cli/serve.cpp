@@ -1,16 +1,18 @@
 // qkv serve: the page of qkv look, live, and the curves of training runs.
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 
 #include "command.h"
 #include "core/check.h"
-#include "http_server.h"
+#include "http/server.h"
 #include "interrupt.h"
 #include "look_model.h"
 #include "output.h"
+#include "viewer/host.h"
 
 namespace qkv::cli {
 namespace {
@@ -22,10 +24,6 @@ struct ServeCommand {
   std::string token, runs, example;
   bool ids = false;
 };
-
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
 
 std::string random_token() {
   std::ifstream random("/dev/urandom", std::ios::binary);
@@ -63,7 +61,7 @@ void tell(const ServeCommand& c, const ViewerOptions& options, int port) {
 
 void run_serve(const ServeCommand& c) {
   c.common.apply();
-  const bool local = is_loopback(c.http.host);
+  const bool local = viewer::is_loopback(c.http.host);
   std::error_code error;
   check(c.runs.empty() || std::filesystem::is_directory(c.runs, error),
         "--runs {}: there is no such folder", c.runs);
@@ -72,16 +70,26 @@ void run_serve(const ServeCommand& c) {
   if (!local && options.token.empty()) options.token = random_token();
   options.model = model.info();
   options.example = example_for(c, model.info());
-  options.max_body = c.http.max_body;
+  options.max_body = c.http.limits.body;
   Viewer viewer(
       [&](const Viewer::Query& query) {
+        const auto cancelled = [&query] {
+          return interrupted() || (query.cancelled && query.cancelled());
+        };
         return model(query.text, query.target,
-                     {.new_tokens = query.new_tokens, .on_step = [] { return !interrupted(); }});
+                     {.new_tokens = query.new_tokens,
+                      .on_step = [&] { return !cancelled(); },
+                      .cancelled = cancelled});
       },
       options);
   watch_interrupts();
-  serve_http(
-      viewer, c.http, [&](int port) { tell(c, options, port); }, interrupted);
+  const bool ended = serve_http(
+      viewer, c.http,
+      {.on_ready = [&](int port) { tell(c, options, port); }, .should_end = interrupted});
+  if (!ended) {  // a long text is still being computed, and nothing else would stop it
+    fmt::print(stderr, "ended, one look unfinished\n");
+    std::_Exit(130);
+  }
   fmt::print(stderr, "ended\n");
 }
 

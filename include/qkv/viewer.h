@@ -40,7 +40,8 @@ struct LookOptions {
   std::int64_t new_tokens = 0;  // decoders go on by so many first; encoder-decoders write at most
                                 // so many, 0 = as many as the model likes up to 64
   std::int64_t beams = 1;
-  std::function<bool()> on_step{};  // called before each new token; false ends them
+  std::function<bool()> on_step{};    // called before each new token; false ends them
+  std::function<bool()> cancelled{};  // asked before each attention; true ends the look: an Error
 };
 
 // One attention of one layer, as the model computed it.
@@ -136,17 +137,20 @@ struct ViewerRequest {
   std::string method, path;  // "GET", "/api/rows"
   std::vector<std::pair<std::string, std::string>> query{};
   std::string body{}, host{}, token{};  // host: the header; token: however it was handed over
+  std::string origin{};                 // the header: which page asks; empty where none does
+  std::function<bool()> cancelled{};    // nobody waits for the answer any more
 };
 struct ViewerResponse {
   int status = 200;
   std::string type, body;
+  std::vector<std::pair<std::string, std::string>> headers{};  // beside the type and length
 };
 struct ViewerOptions {
   std::string title{};  // of the model
   ModelInfo model{};
   std::string example{};             // the text the page begins with
   std::string token{};               // that every request must bring; empty = none
-  bool local = true;                 // answer only those who ask for localhost by name
+  bool local = true;                 // answer only requests whose host is a loopback address
   std::string runs{};                // folder of training runs; empty = none
   std::size_t max_body = 256 << 10;  // bytes of a request
   int max_waiting = 4;               // requests for a look at one time; more are turned away
@@ -158,10 +162,14 @@ class Viewer {
   struct Query {
     std::string text, target;
     std::int64_t new_tokens = 0;
+    std::function<bool()> cancelled{};  // of the request
   };
   using Look = std::function<AttentionPicture(const Query&)>;
   Viewer(Look look, ViewerOptions options);
   ~Viewer();
+  // Why a request is not answered, as far as that can be told without its body: a host or origin
+  // of another machine, a wrong token.
+  std::optional<ViewerResponse> refuse(const ViewerRequest& head) const;
   // Never throws: what goes wrong is a response that says so.
   ViewerResponse operator()(const ViewerRequest& request);
 

@@ -49,8 +49,10 @@ SeenLayer seen(const nn::TracedAttention& traced) {
 }
 
 // Sends the attentions of a stack to their maps, by index: a list may move as it grows.
-void watch(nn::Trace& trace, AttentionPicture& picture, std::size_t self, std::size_t cross = 0) {
-  trace.on_attention = [&picture, self, cross](const nn::TracedAttention& traced) {
+void watch(nn::Trace& trace, AttentionPicture& picture, const LookOptions& options,
+           std::size_t self, std::size_t cross = 0) {
+  trace.on_attention = [&picture, &options, self, cross](const nn::TracedAttention& traced) {
+    check(!options.cancelled || !options.cancelled(), "look: cancelled");
     picture.maps[traced.cross ? cross : self].layers.push_back(seen(traced));
   };
 }
@@ -109,12 +111,12 @@ Ids written_by(const Model& model, const LookInput& input, const LookOptions& op
   return generate(model, {input.ids}, generation).front();
 }
 
-void look_at_encoder(const Model& model, const LookInput& input, const TokenSpelling& names,
-                     AttentionPicture& picture) {
+void look_at_encoder(const Model& model, const LookInput& input, const LookOptions& options,
+                     const TokenSpelling& names, AttentionPicture& picture) {
   picture.tokens.push_back({"source", viewer::spelt(input.ids, names.input)});
   picture.maps.push_back({"encoder", "source", "source", {}});
   nn::Trace trace;
-  watch(trace, picture, 0);
+  watch(trace, picture, options, 0);
   const ModelOutput output = model({.ids = one_row(input.ids)}, {.trace = &trace});
   answer_encoder(output, input, names, picture);
 }
@@ -134,7 +136,7 @@ void look_at_decoder(const Model& model, const LookInput& input, const LookOptio
   picture.tokens.push_back({"target", viewer::spelt(ids, names.input)});
   picture.maps.push_back({"decoder", "target", "target", {}});
   nn::Trace trace;
-  watch(trace, picture, 0);
+  watch(trace, picture, options, 0);
   const ModelOutput output =
       model({.ids = one_row(ids)}, {.trace = &trace, .last_logits_only = true});
   picture.answers.push_back({-1, choices_of(logits_at(output.logits, 0), false, names.output)});
@@ -156,8 +158,8 @@ void look_at_both(const Model& model, const LookInput& input, const LookOptions&
                   {"cross", "written", "source", {}},
                   {"decoder", "target", "target", {}}};
   nn::Trace encoder_trace, trace;
-  watch(encoder_trace, picture, 0);
-  watch(trace, picture, 2, 1);
+  watch(encoder_trace, picture, options, 0);
+  watch(trace, picture, options, 2, 1);
   model({.ids = one_row(input.ids), .decoder_ids = reads},
         {.trace = &trace, .encoder_trace = &encoder_trace});
 }
@@ -192,7 +194,7 @@ AttentionPicture look(const Model& model, const LookInput& input, const LookOpti
   picture.text = input.text;
   const TokenSpelling names = viewer::complete(input.spelling);
   switch (picture.model.kind) {
-    case ModelKind::encoder: look_at_encoder(model, input, names, picture); break;
+    case ModelKind::encoder: look_at_encoder(model, input, options, names, picture); break;
     case ModelKind::decoder: look_at_decoder(model, input, options, names, picture); break;
     case ModelKind::encoder_decoder: look_at_both(model, input, options, names, picture); break;
   }

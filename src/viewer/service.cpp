@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "qkv/version.h"
 #include "viewer/assets.h"
+#include "viewer/host.h"
 #include "viewer/page.h"
 #include "viewer/picture_values.h"
 #include "viewer/runs.h"
@@ -25,7 +26,7 @@ constexpr std::int64_t kMostTokens = 256;  // to be written for one look
 constexpr const char* kJsonType = "application/json";
 constexpr const char* kHtmlType = "text/html; charset=utf-8";
 
-ViewerResponse refuse(int status, const std::string& why) {
+ViewerResponse refusal(int status, const std::string& why) {
   return {status, kJsonType,
           Json{{"error", why}}.dump(-1, ' ', false, Json::error_handler_t::replace)};
 }
@@ -37,14 +38,6 @@ bool same_token(std::string_view a, std::string_view b) {
     differs |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i % b.size()]);
   }
   return differs == 0;
-}
-
-// A page elsewhere may point a name of its own at this machine; its requests still say that name.
-bool is_local(std::string_view host) {
-  const std::size_t port = host.starts_with('[') ? host.find("]:") : host.rfind(':');
-  if (port != std::string_view::npos)
-    host = host.substr(0, host.starts_with('[') ? port + 1 : port);
-  return host == "localhost" || host == "127.0.0.1" || host == "[::1]";
 }
 
 std::string query_of(const ViewerRequest& request, std::string_view name) {
@@ -128,19 +121,21 @@ struct Viewer::State {
   }
 
   ViewerResponse look_at(const ViewerRequest& request) {
-    const Query query = parsed(request.body);
+    Query query = parsed(request.body);
+    query.cancelled = request.cancelled;
     struct Turn {
       std::atomic<int>& count;
       const int before = count++;
       explicit Turn(std::atomic<int>& c) : count(c) {}
       ~Turn() { --count; }
     } const turn(waiting);
-    if (turn.before >= options.max_waiting) return refuse(503, "too many are looking; try again");
+    if (turn.before >= options.max_waiting) return refusal(503, "too many are looking; try again");
     const auto begin = std::chrono::steady_clock::now();
     std::shared_ptr<const AttentionPicture> picture;
     std::string data;
     {
       const std::scoped_lock lock(model);
+      check(!query.cancelled || !query.cancelled(), "the client left before its turn");
       picture = std::make_shared<const AttentionPicture>(look(query));
       data = to_page_data(*picture, options.page);
     }
@@ -166,7 +161,7 @@ struct Viewer::State {
         if (one.id == id) picture = one.picture;
       }
     }
-    if (!picture) return refuse(404, "this look is no longer kept; look again");
+    if (!picture) return refusal(404, "this look is no longer kept; look again");
     const PictureSelection selection{.map = query_of(request, "map"),
                                      .layer = integer_of(request, "layer"),
                                      .head = integer_of(request, "head"),
@@ -180,7 +175,7 @@ struct Viewer::State {
   }
 
   ViewerResponse run_of(const ViewerRequest& request) {
-    if (options.runs.empty()) return refuse(404, "no folder of runs was given; serve with --runs");
+    if (options.runs.empty()) return refusal(404, "no folder of runs was given; serve with --runs");
     const Json json =
         request.path == "/api/runs" ? runs.list() : runs.read(query_of(request, "name"));
     return {200, kJsonType, json.dump(-1, ' ', false, Json::error_handler_t::replace)};
@@ -189,10 +184,10 @@ struct Viewer::State {
   ViewerResponse route(const ViewerRequest& request) {
     const std::string& path = request.path;
     if (path == "/api/look") {
-      if (request.method != "POST") return refuse(405, "POST a JSON object to /api/look");
+      if (request.method != "POST") return refusal(405, "POST a JSON object to /api/look");
       return look_at(request);
     }
-    if (request.method != "GET") return refuse(405, "only /api/look takes anything but GET");
+    if (request.method != "GET") return refusal(405, "only /api/look takes anything but GET");
     if (path == "/") return page();
     if (path == "/runs") {
       return {200, kHtmlType, viewer::runs_page(Json{{"token", options.token}}.dump())};
@@ -203,7 +198,7 @@ struct Viewer::State {
     if (path == "/api/model") return {200, kJsonType, about().dump()};
     if (path == "/api/rows") return rows(request);
     if (path == "/api/runs" || path == "/api/run") return run_of(request);
-    return refuse(404, "there is no such page; / shows attention, /runs training runs");
+    return refusal(404, "there is no such page; / shows attention, /runs training runs");
   }
 };
 
@@ -211,21 +206,32 @@ Viewer::Viewer(Look look, ViewerOptions options)
     : state_(std::make_unique<State>(std::move(look), std::move(options))) {}
 Viewer::~Viewer() = default;
 
-ViewerResponse Viewer::operator()(const ViewerRequest& request) {
+std::optional<ViewerResponse> Viewer::refuse(const ViewerRequest& head) const {
   const ViewerOptions& options = state_->options;
-  if (options.local && !is_local(request.host)) {
-    return refuse(403, "ask for localhost or 127.0.0.1; other names are not answered");
+  // A page elsewhere may point a name of its own at this machine; its requests still say that name.
+  if (options.local && !viewer::is_loopback_authority(head.host)) {
+    return refusal(403, "ask for localhost or 127.0.0.1; other names are not answered");
   }
-  if (!options.token.empty() && !same_token(request.token, options.token)) {
-    return refuse(401, "this needs the token that qkv serve printed: ?token=... or Bearer");
+  if (!head.origin.empty() && !viewer::is_same_origin(head.origin, head.host)) {
+    return refusal(403, "pages of other origins are not answered");
   }
-  if (request.body.size() > options.max_body) return refuse(413, "the request is too long");
+  if (!options.token.empty() && !same_token(head.token, options.token)) {
+    return refusal(401, "this needs the token that qkv serve printed: ?token=... or Bearer");
+  }
+  return {};
+}
+
+ViewerResponse Viewer::operator()(const ViewerRequest& request) {
+  if (std::optional<ViewerResponse> why = refuse(request)) return *why;
+  if (request.body.size() > state_->options.max_body) {
+    return refusal(413, "the request is too long");
+  }
   try {
     return state_->route(request);
   } catch (const Error& error) {
-    return refuse(400, error.what());
+    return refusal(400, error.what());
   } catch (const std::exception& error) {
-    return refuse(500, error.what());
+    return refusal(500, error.what());
   }
 }
 
