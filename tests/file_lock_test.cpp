@@ -79,7 +79,7 @@ TEST(FileLock, WritesToNothingButAFileOfItsOwn) {
   std::string text;
   std::getline(std::ifstream(folder.path("mine")), text);
   EXPECT_EQ(text, "kept");
-  EXPECT_ERROR("folder", FileLock(folder.path(), "x"));
+  EXPECT_ERROR("directory", FileLock(folder.path(), "x"));
   EXPECT_ERROR("none", FileLock(folder.path("none/x.lock"), "x"));
 }
 

@@ -218,7 +218,9 @@ TEST(ResumeChanges, TheConfigOfTheFolderGoesOnAsItIs) {
   EXPECT_EQ(fs::path(read.out) / "", fs::path(moved) / "");
   EXPECT_EQ(config_text(read), bytes_at(moved + "/train.json"));
   EXPECT_EQ(config_values(read), config_values(run.config));
-  EXPECT_THAT(run_once(read, true).notes, ::testing::ElementsAre("going on from step 4 of 6"));
+  EXPECT_THAT(
+      run_once(read, true).notes,
+      ::testing::ElementsAre("from step 5 on: steps was 4, now 6", "going on from step 4 of 6"));
   EXPECT_EQ(bytes_at(moved + "/model/model.safetensors"), expected);
 }
 
