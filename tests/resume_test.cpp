@@ -41,20 +41,41 @@ TEST(Resume, ACheckpointHasTheseFiles) {
   EXPECT_EQ(names, std::set<std::string>(std::begin(kFiles), std::end(kFiles)));
 }
 
-// Each bit of small files, and in large ones one of every 1009.
-TEST(Resume, EveryFlippedBitOfACheckpointIsFound) {
+// Every bit of every file, the checksums' own included, of a folder small enough for that.
+TEST(Resume, EveryFlippedBitIsFound) {
+  const testing::TemporaryFolder folder;
+  for (const int file : {0, 1}) {
+    std::string bytes;
+    for (int i = 0; i < 100 + 61 * file; ++i) bytes += static_cast<char>(i * i >> 2);
+    write_bytes(folder.path(kFiles[file]), bytes);
+  }
+  EXPECT_FALSE(verify_checksums(folder.path()));
+  write_checksums(folder.path());
+  ASSERT_TRUE(verify_checksums(folder.path()));
+  for (const std::string file : {kFiles[0], kFiles[1], kChecksums}) {
+    const std::uintmax_t bits = fs::file_size(folder.path(file)) * 8;
+    for (std::uintmax_t bit = 0; bit < bits; ++bit) {
+      flip_bit(folder.path(file), bit);
+      ASSERT_THAT(testing::error_of([&] { verify_checksums(folder.path()); }),
+                  AllOf(HasSubstr(file), HasSubstr("damaged")))
+          << "bit " << bit;
+      flip_bit(folder.path(file), bit);
+    }
+  }
+  ASSERT_TRUE(verify_checksums(folder.path()));
+}
+
+TEST(Resume, FlippedBitsOfACheckpointAreFound) {
   const StoppedRun run;
   const std::string folder = run.checkpoint(4).string();
   ASSERT_TRUE(verify_checksums(folder));
   for (const std::string file : kFiles) {
-    const fs::path path = run.checkpoint(4) / file;
-    const std::uintmax_t bits = fs::file_size(path) * 8;
-    const std::uintmax_t stride = bits < 20000 ? 7 : 20011;
-    for (std::uintmax_t bit = 0; bit < bits; bit += stride) {
-      flip_bit(path, bit);
+    const std::uintmax_t bits = fs::file_size(run.checkpoint(4) / file) * 8;
+    for (std::uintmax_t part = 0; part < 20; ++part) {
+      flip_bit(run.checkpoint(4) / file, (bits - 1) * part / 19);
       ASSERT_THAT(testing::error_of([&] { verify_checksums(folder); }), HasSubstr("damaged"))
-          << file << " bit " << bit;
-      flip_bit(path, bit);
+          << file << " part " << part;
+      flip_bit(run.checkpoint(4) / file, (bits - 1) * part / 19);
     }
   }
   ASSERT_TRUE(verify_checksums(folder));
@@ -65,20 +86,19 @@ TEST(Resume, PassesOverADamagedCheckpoint) {
   const StoppedRun run;
   const std::string expected = run.expected();
   run.keep_copy();
+  std::uintmax_t part = 0;  // elsewhere in each file
   for (const std::string file : kFiles) {
-    for (const int part : {0, 1, 2}) {  // at the beginning, in the middle, at the end
-      run.put_back();
-      const fs::path path = run.checkpoint(4) / file;
-      flip_bit(path, (fs::file_size(path) * 8 - 1) * static_cast<std::uintmax_t>(part) / 2);
-      const TakenUp taken = run_once(run.config, true);
-      EXPECT_THAT(taken.notes, Contains(AllOf(HasSubstr("checkpoint-000000004 is passed over"),
-                                              HasSubstr(file), HasSubstr("damaged"))));
-      EXPECT_THAT(taken.notes, Contains("going on from step 2 of 6"));
-      EXPECT_EQ(run.model(), expected);
-      EXPECT_TRUE(verify_checksums(run.checkpoint(4).string()));  // it was made again
-    }
     run.put_back();
-    fs::remove(run.checkpoint(4) / file);
+    const fs::path path = run.checkpoint(4) / file;
+    flip_bit(path, (fs::file_size(path) * 8 - 1) * part++ / 4);
+    const TakenUp taken = run_once(run.config, true);
+    EXPECT_THAT(taken.notes, Contains(AllOf(HasSubstr("checkpoint-000000004 is passed over"),
+                                            HasSubstr(file), HasSubstr("damaged"))));
+    EXPECT_THAT(taken.notes, Contains("going on from step 2 of 6"));
+    EXPECT_EQ(run.model(), expected);
+    EXPECT_TRUE(verify_checksums(run.checkpoint(4).string()));  // it was made again
+    run.put_back();
+    fs::remove(path);
     EXPECT_THAT(run_once(run.config, true).all_notes(), HasSubstr(file));
     EXPECT_EQ(run.model(), expected);
   }
@@ -132,16 +152,16 @@ TEST(Resume, PassesOverWhatIsNotFinite) {
   const StoppedRun run;
   const std::string expected = run.expected();
   run.keep_copy();
-  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
-    for (const float value :
-         {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-      run.put_back();
-      break_number(run.checkpoint(4), file, value);
-      EXPECT_THAT(run_once(run.config, true).notes,
-                  Contains(AllOf(HasSubstr("checkpoint-000000004 is passed over"),
-                                 HasSubstr("is not finite"))));
-      EXPECT_EQ(run.model(), expected);
-    }
+  const std::pair<const char*, float> broken[] = {
+      {"model.safetensors", std::numeric_limits<float>::infinity()},
+      {"optimizer.safetensors", std::numeric_limits<float>::quiet_NaN()}};
+  for (const auto& [file, value] : broken) {
+    run.put_back();
+    break_number(run.checkpoint(4), file, value);
+    EXPECT_THAT(run_once(run.config, true).notes,
+                Contains(AllOf(HasSubstr("checkpoint-000000004 is passed over"),
+                               HasSubstr("is not finite"))));
+    EXPECT_EQ(run.model(), expected);
   }
 }
 

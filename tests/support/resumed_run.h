@@ -41,10 +41,12 @@ inline void write_bytes(const std::filesystem::path& path, const std::string& by
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
+// In place: some file systems flush a file that was shortened and written anew, which is slow.
 inline void flip_bit(const std::filesystem::path& path, std::uintmax_t bit) {
-  std::string bytes = bytes_at(path);
-  bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ 1 << bit % 8);
-  write_bytes(path, bytes);
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  const auto at = static_cast<std::streamoff>(bit / 8);
+  const int byte = file.seekg(at).get();
+  file.seekp(at).put(static_cast<char>(byte ^ 1 << bit % 8));
 }
 
 inline std::string replaced(std::string text, const std::string& from, const std::string& to) {
