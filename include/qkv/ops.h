@@ -130,7 +130,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
 
 struct SampleOptions {
   double temperature = 0;  // 0: the likeliest id
-  // What may be chosen. min_p cuts first, then top_k, then top_p, of what is left.
+  // What may be chosen. top_k cuts first, then top_p, of what is left, then min_p.
   std::int64_t top_k = 0;         // the k likeliest; 0 = all
   double top_p = 1;               // the likeliest that together reach this probability
   double min_p = 0;               // those at least this share of the likeliest
