@@ -91,7 +91,8 @@ DecodeTimes time_decode(const Model& model, const BenchModelOptions& o, bool rec
     prompts.emplace_back(ids.begin() + b * o.tokens, ids.begin() + (b + 1) * o.tokens);
   }
   constexpr int kWarm = 3;
-  GenerateOptions options{.max_new_tokens = o.decode + kWarm + 1};
+  DecodingOptions options{.max_new_tokens = o.decode + kWarm + 1,
+                          .decoder_start_id = model.info().decoder_start_id};
   if (!o.kv_dtype.empty()) options.kv_dtype = dtype_from_string(o.kv_dtype);
   Decoding decoding(model, prompts, options);
   check(decoding.steps() == options.max_new_tokens,

@@ -88,10 +88,10 @@ void add_translate(CLI::App& app, Job& job) {
                       "The language of the texts: fr, de, es (default: found out)");
   command->add_option("--beams", o->options.beams, "Beams of the search; 1 is greedy")
       ->check(CLI::Range(1, 64))
-      ->capture_default_str();
+      ->default_str("as the model says, else 4");
   command->add_option("--length-penalty", o->options.length_penalty, "> 1 favours long sentences")
       ->check(CLI::Range(0.0, 10.0))
-      ->capture_default_str();
+      ->default_str("as the model says, else 1");
   command->add_option("--dtype", o->dtype, "Convert the weights first: f32, bf16, f16 or i8")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "i8"}));
   command->add_flag("--quiet", o->quiet, "Do not tell how fast it was");

@@ -128,7 +128,7 @@ TEST_F(Recorded, StepsGiveWhatStepsGive) {
   for (const char* name : {"gpt2", "llama", "qwen3"}) {
     const auto model = load_model(golden(name), {.dtype = DType::bf16, .device = kGpu});
     const std::vector<std::vector<std::int64_t>> prompts{{5, 6, 7}, {8, 9, 10}};
-    const GenerateOptions options{.max_new_tokens = 20};
+    const DecodingOptions options{.max_new_tokens = 20};
     Decoding recorded(*model, prompts, options), plain(*model, prompts, options);
     plain.records = false;
     const auto close = [&](const Tensor& a, const Tensor& b, int step) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,8 +18,9 @@ std::vector<std::int64_t> source_tokens(const Tokenizer& tokenizer, const ModelI
                                         const std::string& text, const std::string& prefix = {});
 
 struct TranslateOptions {
-  std::int64_t beams = 4;
-  double length_penalty = 1;
+  // Absent: as the checkpoint says, else 4 beams and 1. Nothing is sampled.
+  std::optional<std::int64_t> beams{};
+  std::optional<double> length_penalty{};
   std::int64_t max_new_tokens = 0;   // 0: twice the source and 16 more
   std::int64_t batch_tokens = 4096;  // of the sources that run together, padding included
   std::string prefix{};              // a token put before each source, as ">>fra<<"

@@ -154,6 +154,11 @@ Config Config::parse(std::string_view text, const std::string& name) try {
 bool Config::has(const std::string& key) const { return value_->find(key) != nullptr; }
 bool Config::mentions(const std::string& key) const { return value_->json->contains(key); }
 
+bool Config::is_text(const std::string& key) const {
+  const Json* value = value_->find(key);
+  return value != nullptr && value->is_string();
+}
+
 std::vector<std::string> Config::keys() const {
   std::vector<std::string> keys;
   for (const auto& [key, value] : value_->json->items()) {
@@ -207,6 +212,18 @@ std::vector<double> Config::numbers(const std::string& key, double min, double m
   return each(value_->find(key), where(key), [&](const Json& value, const std::string& place) {
     return as_number(value, place, min, max);
   });
+}
+
+std::vector<std::vector<std::int64_t>> Config::integer_lists(const std::string& key,
+                                                             std::int64_t min,
+                                                             std::int64_t max) const {
+  const auto list = [&](const Json& value, const std::string& place) {
+    check(value.is_array(), "{} must be a list of integers, got {}", place, shown(value));
+    return each(&value, place, [&](const Json& one, const std::string& where) {
+      return as_integer(one, where, min, max);
+    });
+  };
+  return each(value_->find(key), where(key), list);
 }
 
 std::vector<std::string> Config::texts(const std::string& key) const {
