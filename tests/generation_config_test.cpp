@@ -1,5 +1,6 @@
 // What generation_config.json decides about generation, and what happens where logits are no
 // numbers. generation.json is what transformers says.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -110,9 +111,20 @@ TEST(GenerationConfigTest, SamplesWhereTheFileSaysSo) {
 }
 
 TEST(GenerationConfigTest, WhatTheCallerSaysWins) {
-  const std::string file = R"({"do_sample": true, "temperature": 1.5, "no_repeat_ngram_size": 1,
-    "max_new_tokens": 5, "min_new_tokens": 5, "repetition_penalty": 1.5, "bad_words_ids": [[46]],
-    "suppress_tokens": [15, 40], "begin_suppress_tokens": [50], "eos_token_id": [1, 2, 3]})";
+  const Replies greedy = plain("gpt2", {.max_new_tokens = 9});
+  // Each key alone would change it.
+  const std::vector<std::string> keys{
+      R"("do_sample": true, "temperature": 9)",
+      R"("no_repeat_ngram_size": 1)",
+      R"("max_new_tokens": 5)",
+      R"("repetition_penalty": 9)",
+      fmt::format(R"("bad_words_ids": [[{}]])", greedy[0][0]),
+      fmt::format(R"("suppress_tokens": [{}])", greedy[1][0]),
+      fmt::format(R"("begin_suppress_tokens": [{}])", greedy[2][0]),
+      fmt::format(R"("eos_token_id": [{}, 1])", greedy[2][0]),
+  };
+  for (const std::string& key : keys) EXPECT_NE(replies("gpt2", "{" + key + "}"), greedy) << key;
+  const std::string file = fmt::format("{{{}, \"min_new_tokens\": 5}}", fmt::join(keys, ", "));
   const GenerateOptions all{.max_new_tokens = 9,
                             .min_new_tokens = 0,
                             .temperature = 0,
@@ -122,7 +134,7 @@ TEST(GenerationConfigTest, WhatTheCallerSaysWins) {
                             .suppress_tokens = Tokens{},
                             .begin_suppress_tokens = Tokens{},
                             .stop_ids = Tokens{}};
-  EXPECT_EQ(replies("gpt2", file, all), plain("gpt2", {.max_new_tokens = 9}));
+  EXPECT_EQ(replies("gpt2", file, all), greedy);
   const std::string beams = R"({"num_beams": 3, "length_penalty": 2.0, "early_stopping": "never"})";
   const Tokens ends{15, 40, 41};
   const auto with = [&](GenerateOptions options) {
@@ -191,7 +203,8 @@ TEST(GenerationConfigTest, NonsenseIsNamedWithFileKeyAndRange) {
       {R"({"begin_suppress_tokens": [-1]})", "begin_suppress_tokens[0] must be an integer"},
       {R"({"eos_token_id": ["</s>"]})", "eos_token_id[0] must be an integer"},
       {R"({"decoder_start_token_id": [1, 2]})", "decoder_start_token_id must be one token, got 2"},
-      {R"({"exponential_decay_length_penalty": [3]})", "exponential_decay_length_penalty must be [start, factor]"},
+      {R"({"exponential_decay_length_penalty": [3]})",
+       "exponential_decay_length_penalty must be [start, factor]"},
       {R"({"stop_strings": ""})", "stop_strings has an empty text"},
       {R"({"typical_p": 3})", "typical_p must be a number from 0 to 1, got 3"},
       {R"({"suppress_tokens": [2, 7], "forced_eos_token_id": 7})",

@@ -30,7 +30,7 @@ CASES = [
     {"bad_words_ids": "greedy"},
     {"suppress_tokens": "greedy"},
     {"begin_suppress_tokens": "greedy"},
-    {"begin_suppress_tokens": "greedy", "forced_bos_token_id": 17},
+    {"begin_suppress_tokens": "second", "forced_bos_token_id": 17},
     {"eos_token_id": EOS, "min_new_tokens": 7},
     {"eos_token_id": EOS, "min_length": 9},
     {"eos_token_id": EOS, "min_length": 6, "min_new_tokens": 8, "max_length": 13},
@@ -53,6 +53,11 @@ BEAMS = [
     {"num_beams": 2, "eos_token_id": EOS, "length_penalty": 0.0},
     {"num_beams": 4, "eos_token_id": EOS, "renormalize_logits": True, "forced_eos_token_id": 7,
      "bad_words_ids": "greedy"},
+    # Where these make a difference.
+    {"num_beams": 2, "eos_token_id": [15, 45], "early_stopping": "never"},
+    {"num_beams": 2, "eos_token_id": [66, 70], "early_stopping": "never", "length_penalty": 2.0},
+    {"num_beams": 4, "eos_token_id": [45, 59], "renormalize_logits": True, "length_penalty": 2.0,
+     "bad_words_ids": [[91], [50], [12], [34]], "repetition_penalty": 1.5},
     # BART's summaries of CNN; a translator of OPUS.
     {"num_beams": 4, "early_stopping": True, "length_penalty": 2.0, "max_new_tokens": None,
      "max_length": 14, "min_length": 6, "no_repeat_ngram_size": 3, "forced_bos_token_id": 0,
@@ -99,6 +104,7 @@ def main():
         if name in PAIRS:
             base["decoder_start_token_id"] = config["decoder_start_token_id"]
         free = generate(name, base)
+        forced = generate(name, {**base, "forced_bos_token_id": 17})
         ends = sorted({free[0][4], free[1][6]})
         with_beams = [{"num_beams": 3, **case} for case in CASES if "do_sample" not in case]
         for case in CASES + with_beams + BEAMS:
@@ -113,6 +119,8 @@ def main():
             for key in ("suppress_tokens", "begin_suppress_tokens"):
                 if generation.get(key) == "greedy":
                     generation[key] = sorted({reply[0] for reply in free} | {free[1][3]})
+                if generation.get(key) == "second":  # after the token that is forced
+                    generation[key] = sorted({reply[1] for reply in forced})
             generation = {k: v for k, v in generation.items() if v is not None or k == "eos_token_id"}
             cases.append({"model": name, "generation": generation,
                           "tokens": generate(name, generation)})
