@@ -180,11 +180,14 @@ std::string answers(const AttentionPicture& picture, const Painter& paint) {
 }  // namespace
 
 std::string to_text(const AttentionPicture& picture, const PictureText& options) {
-  viewer::check_selection(picture, options.selection);
+  viewer::check_picture(picture);
   const Painter paint{options.color};
   const AttentionMap& map = viewer::first_map(picture, options.selection.map);
   const auto last = static_cast<std::int64_t>(map.layers.size()) - 1;
-  const std::int64_t at = options.selection.layer.value_or(last);
+  PictureSelection selection = options.selection;
+  const std::int64_t at = selection.layer.value_or(last);
+  selection.layer = at;
+  viewer::check_selection(map, selection);
   const SeenLayer& layer = map.layers[static_cast<std::size_t>(at)];
   const std::string head = options.selection.head ? fmt::format("head {}", *options.selection.head)
                            : layer.heads() == 1   ? std::string("head 0")
