@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "io/file.h"
+#include "io/file_kind.h"
 #include "io/shown.h"
 
 namespace qkv {
@@ -144,7 +145,9 @@ Config Config::parse(std::string_view text, const std::string& name) try {
   return Config(std::make_shared<Value>(Value{std::move(json), name, ""}));
 } catch (const Json::parse_error& error) {
   // The parser's own message quotes the text it stumbled over, which may be all of the file.
-  fail("{}: not valid JSON at byte {}", name, error.byte);
+  const std::string kind = file_kind(text);
+  const bool is_other = !kind.empty() && kind != "a JSON file";
+  fail("{}: not valid JSON at byte {}{}", name, error.byte, is_other ? ": this is " + kind : "");
 } catch (const Json::exception&) {
   fail("{}: a number is out of range", name);
 } catch (const std::bad_alloc&) {

@@ -6,9 +6,11 @@
 #include <unordered_map>
 
 #include "core/check.h"
+#include "io/shown.h"
 #include "text/gpt2_words.h"
 #include "text/json_pipeline.h"
 #include "text/settings.h"
+#include "text/utf8.h"
 
 namespace qkv {
 namespace {
@@ -94,6 +96,10 @@ Tokenizer train_tokenizer(const std::vector<std::string>& files,
                                        resolved.special_tokens.end());
   check(distinct.size() == resolved.special_tokens.size() && !distinct.contains(""),
         "train_tokenizer: special tokens must differ and not be empty");
+  for (const std::string& token : distinct) {
+    check(text::is_valid_utf8(token), "train_tokenizer: special token '{}' is not UTF-8",
+          shown_name(token));
+  }
   const std::vector<CountedWord> words = count_words(files, resolved);
   return Tokenizer(std::make_shared<text::JsonPipeline>(
       is_unigram ? text::train_unigram(words, resolved)
