@@ -156,7 +156,7 @@ void run_encode(const EncodeCommand& c) {
     const std::size_t count = texts.size() * static_cast<std::size_t>(vectors.width);
     const auto rows = static_cast<std::int64_t>(texts.size());
     save_npy(c.out, std::span(vectors.values).first(count), rows, vectors.width);
-    fmt::print(stderr, "wrote {}: {} x {}\n", c.out, rows, vectors.width);
+    print_err("wrote {}: {} x {}\n", c.out, rows, vectors.width);
   }
   if (c.has_query) {
     print_matches(c, texts, rank(vectors, texts.size(), c.top));

@@ -56,7 +56,7 @@ void print_times(const ReplyTimes& times, const std::string& ended) {
                      part(times.new_tokens, "new", times.rate());
   if (ended == "positions") text += ", until the positions of the model were used up";
   if (ended == "interrupt") text += ", interrupted";
-  fmt::print(stderr, "{}\n", text);
+  print_err("{}\n", text);
 }
 
 // A reply of several lines still takes one.
@@ -73,7 +73,7 @@ void reply_to_one(const GenerateCommand& c, Replier& replier) {
     prompt = read_input("the prompt");
     while (prompt.ends_with('\n') || prompt.ends_with('\r')) prompt.pop_back();
   }
-  watch_interrupts();  // not before: Ctrl-C in place of a prompt ends everything
+  watch_interrupts(kInterruptSeconds);  // not before: Ctrl-C in place of a prompt ends everything
   if (c.common.json) {
     ordered_json json = to_json(replier({prompt}).front());
     json["timings"] = to_json(replier.times());
@@ -91,7 +91,7 @@ void reply_to_one(const GenerateCommand& c, Replier& replier) {
 void reply_to_lines(const GenerateCommand& c, Replier& replier) {
   check(!c.has_prompt, "--lines reads the prompts from standard input; leave the prompt out");
   const std::vector<std::string> prompts = read_input_lines("a prompt per line");
-  watch_interrupts();
+  watch_interrupts(kInterruptSeconds);
   ordered_json results = ordered_json::array();
   std::string ended;
   Progress progress("generating");

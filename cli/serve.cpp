@@ -58,7 +58,7 @@ void tell(const ServeCommand& c, const ViewerOptions& options, int port) {
     return;
   }
   write_output(fmt::format("{}{}\n", url, token));
-  fmt::print(stderr, "open it in a browser; Ctrl-C ends it\n");
+  print_err("open it in a browser; Ctrl-C ends it\n");
 }
 
 void run_serve(const ServeCommand& c) {
@@ -82,7 +82,7 @@ void run_serve(const ServeCommand& c) {
   watch_interrupts();
   serve_http(
       viewer, c.http, [&](int port) { tell(c, options, port); }, interrupted);
-  fmt::print(stderr, "ended\n");
+  print_err("ended\n");
 }
 
 }  // namespace

@@ -40,11 +40,11 @@ class Teller {
         r.steps, r.epoch, r.loss, r.lr, r.gradient_norm, tokens_text(r.tokens_per_second),
         time_text(r.seconds_left));
     if (!terminal_) {
-      fmt::print(stderr, "{}\n", line);
+      print_err("{}\n", line);
     } else {
-      fmt::print(stderr, "\r\x1b[K{} {}", bar_text(r.step, r.steps), line);
+      std::fputs("\r\x1b[K", stderr);
+      print_err("{} {}", bar_text(r.step, r.steps), line);
       drawn_ = true;
-      std::fflush(stderr);
     }
     for (const std::string& warning : r.warnings) note("step {}: {}", r.step, warning);
   }
@@ -59,8 +59,7 @@ class Teller {
   void note(fmt::format_string<Args...> format, Args&&... args) {
     if (drawn_) std::fputs("\r\x1b[K", stderr);
     drawn_ = false;
-    fmt::print(stderr, format, std::forward<Args>(args)...);
-    std::fputc('\n', stderr);
+    print_err("{}\n", fmt::format(format, std::forward<Args>(args)...));
   }
 
  private:

@@ -24,6 +24,8 @@ struct TranslateOptions {
   std::string prefix{};              // a token put before each source, as ">>fra<<"
   // Called after each batch; false ends with what there is, the others being empty.
   std::function<bool(std::size_t done, std::size_t total)> on_batch{};
+  // Called before each token of a batch; false ends likewise, without the outputs of this batch.
+  std::function<bool()> on_step{};
 };
 // The outputs in the order of the texts; an empty text has an empty one. Texts of similar length
 // run together. Error when the model is no encoder-decoder.

@@ -41,7 +41,15 @@ std::vector<std::string> translate(const Model& model, const Tokenizer& tokenize
     how.beams = options.beams;
     how.length_penalty = options.length_penalty;
     how.max_new_tokens = options.max_new_tokens > 0 ? options.max_new_tokens : 2 * longest + 16;
+    bool is_ended = false;
+    if (options.on_step) {
+      how.on_step = [&] {
+        is_ended = !options.on_step();
+        return !is_ended;
+      };
+    }
     const std::vector<Ids> tokens = generate(model, batch, how);
+    if (is_ended) break;
     for (std::size_t i = begin; i < end; ++i)
       outputs[order[i]] = tokenizer.decode(tokens[i - begin]);
     begin = end;
