@@ -284,6 +284,31 @@ class Streams(unittest.TestCase):
         self.assertGreaterEqual(len(steps), 4)
 
 
+class Files(unittest.TestCase):
+    def test_what_cannot_be_written_is_a_failure(self):
+        gpt2, small = os.path.join(GOLDENS, "gpt2"), ["--heads=1", "--head-size=4", "--pairs=2"]
+        calls = (["study", "scale", "--head-sizes=4", "--keys=4", "--queries=2", "--trials=2", "--out"],
+                 ["study", "train", "--steps=2", "--batch=2", "--layers=1", *small, "--out"],
+                 ["bench", "long", "--lengths=16", "--heads=1", "--head-size=4", "--features=4",
+                  "--window=4", "--length=4", "--out"],
+                 ["look", "--ids", "1 2", "--model", gpt2, "--out"],
+                 ["tokenizer", "train", os.path.join(ROOT, "LICENSE"), "--out"],
+                 ["quantize", gpt2])
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "file")
+            with open(file, "wb"):
+                pass
+            for arguments in calls:
+                makes_folders = arguments[0] in ("tokenizer", "quantize")
+                for path in ("/dev/full", "/dev/null", "/proc/none/x", file + "/x",
+                             *([file] if makes_folders else [folder, folder + "/none/x"])):
+                    run = qkv(*arguments, path)
+                    self.assertEqual(run.returncode, 1, (arguments, path, run.stderr))
+                    self.assertRegex(run.stderr, rb"(^|\n)qkv: [^\n]*" + path[:5].encode())
+                self.assertEqual(os.listdir(folder), ["file"], arguments)
+            self.assertEqual(os.path.getsize(file), 0)
+
+
 class Input(unittest.TestCase):
     GPT2 = os.path.join(GOLDENS, "gpt2")
 
