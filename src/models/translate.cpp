@@ -43,7 +43,7 @@ std::vector<std::string> translate(const Model& model, const Tokenizer& tokenize
     how.max_new_tokens = options.max_new_tokens > 0 ? options.max_new_tokens : 2 * longest + 16;
     const std::vector<Ids> tokens = generate(model, batch, how);
     for (std::size_t i = begin; i < end; ++i)
-      outputs[order[i]] = tokenizer.decode(tokens[i - begin]);
+      outputs[order[i]] = tokenizer.decode(tokens[i - begin], {.skip_out_of_range = true});
     begin = end;
     if (options.on_batch && !options.on_batch(begin, order.size())) break;
   }

@@ -32,11 +32,12 @@ class WordFinder {
     text::AlignedText& found = words_.text;
     found.clear();
     found.append_given(line, 0);
+    text::Allowance allowance(line.size());
     words_.parts.clear();
     if (normalizer_) {
-      normalizer_->apply(found, spare_.text);
+      normalizer_->apply(found, spare_.text, allowance);
       words_.parts.push_back({0, found.text.size()});
-      pre_tokenizer_->apply(words_, spare_);
+      pre_tokenizer_->apply(words_, spare_, allowance);
     } else {
       text::append_gpt2_words(found.text, {0, found.text.size()}, words_.parts);
     }

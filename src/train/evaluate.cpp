@@ -76,7 +76,7 @@ std::string continued(const Judged& judged, const std::string& text) {
   if (ids.empty()) return "";
   const auto tokens = generate(judged.model, {ids}, {.max_new_tokens = 48})[0];
   ids.insert(ids.end(), tokens.begin(), tokens.end());
-  return judged.tokenizer.decode(ids);
+  return judged.tokenizer.decode(ids, {.skip_out_of_range = true});
 }
 
 }  // namespace
