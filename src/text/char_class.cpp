@@ -116,9 +116,9 @@ void CharClass::ignore_case() {
       if (c >= 128) {
         const char32_t fold = folded(c);
         if (fold != c && folded(fold) == fold) add(fold, fold);
-        for (const Fold& other : std::ranges::equal_range(all_folds(), fold, {}, &Fold::to)) {
-          add(other.from, other.from);
-        }
+        const std::vector<Fold>& folds = all_folds();
+        auto other = std::ranges::lower_bound(folds, fold, {}, &Fold::to);
+        for (; other != folds.end() && other->to == fold; ++other) add(other->from, other->from);
         continue;
       }
       const char32_t lower = lowercase(c);

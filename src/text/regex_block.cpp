@@ -6,14 +6,13 @@
 namespace qkv::text {
 
 void Block::append(const Block& other) {
-  using Op = RegexStep::Op;
+  using enum RegexStep::Op;
   const auto base = static_cast<std::uint32_t>(steps.size());
   for (RegexStep step : other.steps) {
-    if (step.op == Op::split || step.op == Op::jump || step.op == Op::look ||
-        step.op == Op::atomic) {
+    if (step.op == split || step.op == jump || step.op == look || step.op == atomic) {
       step.a += base;
     }
-    if (step.op == Op::split) step.b += base;
+    if (step.op == split) step.b += base;
     steps.push_back(step);
   }
 }
