@@ -62,6 +62,8 @@ ConfiguredModel read_model(const std::string& folder) {
   try {
     const Config config = Config::read(path.string());
     return {config.text_or("model_type", ""), config.texts("architectures")};
+  } catch (const OutOfMemory&) {
+    throw;
   } catch (const Error& error) {
     fmt::print(stderr, "qkv: warning: {}\n", error.what());
     return {};

@@ -117,7 +117,7 @@ Checkpoint Checkpoint::open(const std::string& path) try {
   checkpoint.files_ = std::move(files);
   return checkpoint;
 } catch (const std::bad_alloc&) {
-  fail("'{}': out of memory while reading the header", path);
+  fail<OutOfMemory>("'{}': out of memory while reading the header", path);
 }
 
 std::vector<std::string> Checkpoint::names() const {

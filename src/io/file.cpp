@@ -98,7 +98,7 @@ std::string read_file(const std::string& path, std::uint64_t most) try {
   bytes.resize(done);
   return bytes;
 } catch (const std::bad_alloc&) {
-  fail("cannot read '{}': out of memory", path);
+  fail<OutOfMemory>("cannot read '{}': out of memory", path);
 }
 
 void write_file_atomically(const std::string& path, std::string_view bytes) {

@@ -148,7 +148,7 @@ Config Config::parse(std::string_view text, const std::string& name) try {
 } catch (const Json::exception&) {
   fail("{}: a number is out of range", name);
 } catch (const std::bad_alloc&) {
-  fail("{}: out of memory", name);
+  fail<OutOfMemory>("{}: out of memory", name);
 }
 
 bool Config::has(const std::string& key) const { return value_->find(key) != nullptr; }

@@ -75,6 +75,8 @@ std::optional<TokenFile> TokenFile::open(const std::string& path, std::string_vi
   std::shared_ptr<const MappedFile> mapped;
   try {
     mapped = MappedFile::open(path);
+  } catch (const OutOfMemory&) {
+    throw;
   } catch (const Error&) {  // not there, or no file: it is made, or making it says why not
     return {};
   }

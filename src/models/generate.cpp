@@ -137,16 +137,16 @@ Tensor Decoding::recorded_step(const std::vector<std::int64_t>& tokens) {
   const bool may = records && device_ != kCpu && model_.info().kind == ModelKind::decoder &&
                    !cache_.visible.defined();
   if (!may) return {};
-  try {
+  const Tensor logits = if_recordable([&] {
     if (!recorded_) {
       recorded_.emplace(model_, cache_, static_cast<std::int64_t>(tokens.size()), device_);
     }
     return (*recorded_)(tokens);
-  } catch (const Error&) {  // something in it needs the host; if it is more, the next try says so
-    records = false;
-    recorded_.reset();
-    return {};
-  }
+  });
+  if (logits.defined()) return logits;
+  records = false;
+  recorded_.reset();
+  return {};
 }
 
 Tensor Decoding::step(const std::vector<std::int64_t>& tokens) {

@@ -67,6 +67,8 @@ void check_architecture(const Family& family, const ModelSource& source) {
 std::unique_ptr<Model> build(const Family& family, const ModelSource& source) {
   try {
     return family.make(source);
+  } catch (const OutOfMemory&) {
+    throw;  // nothing is wrong with the file
   } catch (const Error& error) {
     const std::string message = error.what();
     const auto names = [&](const Config& file) {

@@ -226,7 +226,7 @@ TokenizerFile TokenizerFile::parse(std::string_view text, const std::string& nam
 } catch (const Json::exception&) {
   fail("{}: a number is out of range", name);
 } catch (const std::bad_alloc&) {
-  fail("{}: out of memory", name);
+  fail<OutOfMemory>("{}: out of memory", name);
 }
 
 TokenizerFile TokenizerFile::from_settings(std::string settings, const std::string& name) {

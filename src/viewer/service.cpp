@@ -222,6 +222,8 @@ ViewerResponse Viewer::operator()(const ViewerRequest& request) {
   if (request.body.size() > options.max_body) return refuse(413, "the request is too long");
   try {
     return state_->route(request);
+  } catch (const OutOfMemory& error) {
+    return refuse(503, error.what());  // not what was asked: it may work later
   } catch (const Error& error) {
     return refuse(400, error.what());
   } catch (const std::exception& error) {
