@@ -7,6 +7,7 @@
 #include <exception>
 #include <system_error>
 
+#include "bus_error.h"
 #include "command.h"
 #include "interrupt.h"
 #include "output.h"
@@ -47,6 +48,7 @@ int failed(const char* reason) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a write to a closed pipe is an error to look at, not an end
+  qkv::cli::explain_bus_errors();
   CLI::App app{"Attention, from the score to the Transformer.", "qkv"};
   app.set_version_flag("--version", std::string("qkv ") + qkv::kVersion);
   app.require_subcommand(1);
