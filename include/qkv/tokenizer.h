@@ -71,8 +71,9 @@ class Tokenizer {
   std::shared_ptr<const Pipeline> pipeline_;
 };
 
-// Decodes ids as they arrive: each push returns the text that became certain, never half of a
-// character, and all returned pieces together are what decode would have said.
+// Decodes ids as they arrive, for one thread at a time: each push returns the text that became
+// certain, never half of a character, and all returned pieces together are what decode would have
+// said.
 class DecodeStream {
  public:
   explicit DecodeStream(Tokenizer tokenizer, const DecodeOptions& options = {});

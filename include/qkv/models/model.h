@@ -68,6 +68,9 @@ struct ModelOutput {
   Tensor memory;       // [B, S, hidden]: the encoder's output of an encoder-decoder
 };
 
+// Any number of threads may run one model, generate and look with it, each with a context (cache,
+// trace, training) of its own. Changing it (visit, tie, an optimiser's step, save_model) is up to
+// one thread alone.
 class Model : public nn::Module {
  public:
   virtual ModelOutput operator()(const ModelInput& input,
