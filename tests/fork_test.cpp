@@ -113,7 +113,7 @@ TEST_F(Fork, WhileOtherThreadsRunOperators) {
       while (!done) wrong += works() ? 0 : 1;
     });
   }
-  for (int n = 0; n < 15; ++n) {
+  for (int n = 0; n < 6; ++n) {
     EXPECT_TRUE(holds_in_child([&] { return works(); })) << n;
   }
   done = true;

@@ -93,7 +93,38 @@ TEST(Tensor, HandsOutOnlyItsOwnType) {
   EXPECT_ERROR("holds f32, not f16", x.to_vector<f16>());
 }
 
+TEST(Tensor, SaysWhyItIsUndefined) {
+  const Tensor plain, absent = Tensor::undefined("nobody asked");
+  EXPECT_FALSE(absent.defined());
+  EXPECT_EQ(absent.id(), 0u);
+  EXPECT_EQ(testing::error_of([&] { plain.device(); }), "an undefined tensor has no device");
+  EXPECT_ERROR("no device: nobody asked", absent.device());
+  EXPECT_ERROR("no data: nobody asked", absent.raw());
+  EXPECT_ERROR("no data: nobody asked", absent.data<std::int32_t>());
+  EXPECT_ERROR("no data: nobody asked", absent.to_vector<std::int32_t>());
+  EXPECT_ERROR("no data: nobody asked", absent.to_vector<double>());
+  EXPECT_ERROR("view: the tensor is undefined: nobody asked", absent.view({}, {}, 0));
+  EXPECT_ERROR("contiguous: x is undefined: nobody asked", contiguous(absent));
+  EXPECT_EQ(Tensor::zeros({1}).why_undefined(), "");
+}
+
+TEST(Tensor, GivesDoublesOfEveryDtypeThatTheyHold) {
+  const std::vector<double> expected{1, 0, 3};
+  const Tensor x = Tensor::from(std::vector<float>{1, 0, 3}, {3});
+  for (const DType dtype :
+       {DType::f32, DType::bf16, DType::f16, DType::i32, DType::i8, DType::u8}) {
+    EXPECT_EQ(to(x, dtype).to_vector<double>(), expected) << to_string(dtype);
+  }
+  EXPECT_EQ(to(x, DType::boolean).to_vector<double>(), (std::vector<double>{1, 0, 1}));
+  const std::int64_t back[] = {-1};
+  EXPECT_EQ(x.view({3}, back, 2).to_vector<double>(), (std::vector<double>{3, 0, 1}));
+  const float third = 1.0f / 3;
+  EXPECT_EQ(Tensor::full({1}, third).to_vector<double>()[0], double{third});
+  EXPECT_ERROR("i64, and a double does not hold", to(x, DType::i64).to_vector<double>());
+}
+
 TEST(Tensor, RunsOutOfMemoryWithAnError) {
+  EXPECT_THROW(Tensor::empty({std::int64_t{1} << 56}), OutOfMemory);
   EXPECT_ERROR("out of memory", Tensor::empty({std::int64_t{1} << 56}));
   EXPECT_ERROR("out of memory", Tensor::zeros({std::int64_t{1} << 50, 1 << 8}, {DType::i64}));
 }
