@@ -391,27 +391,5 @@ TEST(ExtremeNumbers, OfLayersAreRefused) {
   EXPECT_ERROR("longformer:", layer(x, {.cache = &cache}));
 }
 
-// What a float cannot be among integers, C++ leaves undefined.
-TEST(ExtremeNumbers, BecomeIntegersOrAreRefused) {
-  const float infinity = std::numeric_limits<float>::infinity();
-  const Tensor x = Tensor::from(
-      std::vector<float>{-infinity, -1e30f, -1.9f, 300, 1e30f, infinity, std::nanf("")}, {7});
-  EXPECT_EQ(to(x, DType::i32).to_vector<std::int32_t>(),
-            (std::vector<std::int32_t>{INT32_MIN, INT32_MIN, -1, 300, INT32_MAX, INT32_MAX, 0}));
-  EXPECT_EQ(to(x, DType::i64).to_vector<std::int64_t>(),
-            (std::vector<std::int64_t>{kLowest, kLowest, -1, 300, kHighest, kHighest, 0}));
-  EXPECT_EQ(to(x, DType::u8).to_vector<std::uint8_t>(),
-            (std::vector<std::uint8_t>{0, 0, 0, 255, 255, 255, 0}));
-  EXPECT_EQ(to(x, DType::i8).to_vector<std::int8_t>(),
-            (std::vector<std::int8_t>{-128, -128, -1, 127, 127, 127, 0}));
-  for (const double value : {-1e300, -129.0, 256.0, 1e300, double{infinity}, std::nan("")}) {
-    EXPECT_ERROR("Tensor::full", Tensor::full({1}, value, {DType::i8}));
-    EXPECT_ERROR("Tensor::full", Tensor::full({1}, value, {DType::u8}));
-  }
-  EXPECT_ERROR("Tensor::full", Tensor::full({1}, 0x1p63, {DType::i64}));
-  EXPECT_EQ(Tensor::full({1}, -0x1p63, {DType::i64}).to_vector<std::int64_t>()[0], kLowest);
-  EXPECT_EQ(Tensor::full({1}, -0.5, {DType::u8}).to_vector<std::uint8_t>()[0], 0);
-}
-
 }  // namespace
 }  // namespace qkv::test
