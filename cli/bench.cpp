@@ -11,6 +11,7 @@
 #include "bench_case.h"
 #include "command.h"
 #include "core/check.h"
+#include "output.h"
 #include "progress.h"
 #include "qkv/cpu.h"
 #include "qkv/ops.h"
@@ -253,57 +254,57 @@ nlohmann::ordered_json report(const BenchOptions& options, const BenchResult& re
 
 void print_text(const BenchOptions& options, const BenchResult& result) {
   const BenchCase& b = options.bench;
-  fmt::print("attention {}  B {}  H {}  Hk {}  Sq {}  Sk {}  D {}  Dv {}\n",
-             b.backward ? "backward" : "forward", b.batch, b.heads, b.key_heads, b.queries, b.keys,
-             b.head_size, b.value_size);
-  fmt::print("{}, mask {}{}{}{}{}{}{}{}, ", to_string(b.dtype), options.mask,
-             b.masks_pairs ? " and of pairs" : "", b.bias == "none" ? "" : ", bias " + b.bias,
-             b.softcap > 0 ? fmt::format(", softcap {}", b.softcap) : "",
-             b.dropout > 0 ? fmt::format(", dropout {}", b.dropout) : "", b.sinks ? ", sinks" : "",
-             options.statistics.empty() ? "" : ", statistics: " + options.statistics,
-             b.tf32 ? ", tf32 allowed" : "");
+  print_out("attention {}  B {}  H {}  Hk {}  Sq {}  Sk {}  D {}  Dv {}\n",
+            b.backward ? "backward" : "forward", b.batch, b.heads, b.key_heads, b.queries, b.keys,
+            b.head_size, b.value_size);
+  print_out("{}, mask {}{}{}{}{}{}{}{}, ", to_string(b.dtype), options.mask,
+            b.masks_pairs ? " and of pairs" : "", b.bias == "none" ? "" : ", bias " + b.bias,
+            b.softcap > 0 ? fmt::format(", softcap {}", b.softcap) : "",
+            b.dropout > 0 ? fmt::format(", dropout {}", b.dropout) : "", b.sinks ? ", sinks" : "",
+            options.statistics.empty() ? "" : ", statistics: " + options.statistics,
+            b.tf32 ? ", tf32 allowed" : "");
   if (options.common.device == "cpu") {
-    fmt::print("target {}, {} thread{}\n\n", cpu_target(), num_threads(),
-               num_threads() == 1 ? "" : "s");
+    print_out("target {}, {} thread{}\n\n", cpu_target(), num_threads(),
+              num_threads() == 1 ? "" : "s");
   } else {
-    fmt::print("on {}\n\n", options.common.device);
+    print_out("on {}\n\n", options.common.device);
   }
   if (options.why) {
-    fmt::print("  kernel      {}\n", b.backward ? result.kernels.backward : result.kernels.forward);
+    print_out("  kernel      {}\n", b.backward ? result.kernels.backward : result.kernels.forward);
   }
   const std::string rested = options.timing.pause_ms > 0
                                  ? fmt::format(" after pauses of {} ms", options.timing.pause_ms)
                                  : "";
   const auto line = [&](const char* name, const Timings& timings) {
-    fmt::print("  {:<12}{:>10.3f} ms{:>10.1f} GFLOP/s   median of {} runs{}, fastest {:.3f} ms\n",
-               name, timings.median(), gflops(b, timings), timings.milliseconds.size(), rested,
-               timings.fastest());
+    print_out("  {:<12}{:>10.3f} ms{:>10.1f} GFLOP/s   median of {} runs{}, fastest {:.3f} ms\n",
+              name, timings.median(), gflops(b, timings), timings.milliseconds.size(), rested,
+              timings.fastest());
   };
   line("ours", result.ours);
   if (!result.any_order.empty()) line("any order", result.any_order);
   if (!result.unwatched.empty()) line("unwatched", result.unwatched);
   if (!result.baseline.empty()) line("three-step", result.baseline);
-  fmt::print("  {:<12}{:>13}{:>10.1f} GFLOP/s   multiply-adds for {}, measured\n\n", "peak", "",
-             result.peak_gflops, to_string(b.dtype));
-  fmt::print("  ours reaches {:.1f} % of the peak",
-             100 * gflops(b, result.ours) / result.peak_gflops);
+  print_out("  {:<12}{:>13}{:>10.1f} GFLOP/s   multiply-adds for {}, measured\n\n", "peak", "",
+            result.peak_gflops, to_string(b.dtype));
+  print_out("  ours reaches {:.1f} % of the peak",
+            100 * gflops(b, result.ours) / result.peak_gflops);
   if (!result.baseline.empty()) {
-    fmt::print(" and takes {:.2f} of the time of three-step (OpenBLAS{})",
-               result.ours.median() / result.baseline.median(),
-               b.dtype == DType::f32 ? "" : ", on inputs widened to f32 beforehand");
+    print_out(" and takes {:.2f} of the time of three-step (OpenBLAS{})",
+              result.ours.median() / result.baseline.median(),
+              b.dtype == DType::f32 ? "" : ", on inputs widened to f32 beforehand");
   }
-  fmt::print("\n");
+  print_out("\n");
   if (!result.any_order.empty()) {
-    fmt::print("  to add up in one order, always the same, takes {:+.1f} %\n",
-               100 * (result.ours.times_as_long_as(result.any_order) - 1));
+    print_out("  to add up in one order, always the same, takes {:+.1f} %\n",
+              100 * (result.ours.times_as_long_as(result.any_order) - 1));
   }
   if (!result.unwatched.empty()) {
-    fmt::print("  statistics take {:+.1f} %\n",
-               100 * (result.ours.times_as_long_as(result.unwatched) - 1));
+    print_out("  statistics take {:+.1f} %\n",
+              100 * (result.ours.times_as_long_as(result.unwatched) - 1));
   }
   if (b.is_decode()) {
-    fmt::print("  ours reads K and V at {:.1f} GB/s\n",
-               b.key_value_bytes() / result.ours.median() * 1e-6);
+    print_out("  ours reads K and V at {:.1f} GB/s\n",
+              b.key_value_bytes() / result.ours.median() * 1e-6);
   }
 }
 
@@ -315,7 +316,7 @@ void run(BenchOptions& options) {
   // for it.
   const BenchResult result = device == kCpu ? run_on_cpu(options) : run_on_gpu(options, device);
   if (options.common.json) {
-    fmt::print("{}\n", report(options, result).dump(2));
+    print_json(report(options, result));
   } else {
     print_text(options, result);
   }

@@ -7,12 +7,15 @@
 #include <span>
 #include <vector>
 
+#include "io/shown.h"
 #include "qkv/nn.h"
 #include "qkv/ops.h"
 #include "qkv/random.h"
 
 namespace qkv::cli {
 namespace {
+
+constexpr std::int64_t kWidestWindow = 1 << 30;
 
 // "1,-1,3" as numbers; nothing when any part is not one.
 std::vector<std::int64_t> numbers(const std::string& text) {
@@ -115,9 +118,11 @@ void parse_mask(const std::string& text, BenchCase& bench) {
   } else {
     const auto values = text.rfind(window, 0) == 0 ? numbers(text.substr(window.size()))
                                                    : std::vector<std::int64_t>{};
-    if (values.size() != 2 || values[0] < -1 || values[1] < -1) {
+    const auto is_bound = [](std::int64_t n) { return n >= -1 && n <= kWidestWindow; };
+    if (values.size() != 2 || !std::all_of(values.begin(), values.end(), is_bound)) {
       throw CLI::ValidationError(
-          "--mask", "expected full, causal or window:L,R (-1 = unbounded), got '" + text + "'");
+          "--mask", "expected full, causal or window:L,R (-1 = unbounded, at most " +
+                        std::to_string(kWidestWindow) + "), got '" + shown_name(text) + "'");
     }
     bench.mask = Mask::window(values[0], values[1]);
   }

@@ -12,6 +12,7 @@
 #include "command.h"
 #include "core/check.h"
 #include "io/file.h"
+#include "output.h"
 #include "progress.h"
 #include "qkv/attention.h"
 #include "qkv/autograd.h"
@@ -250,41 +251,40 @@ Json report(const BenchLongOptions& o, const std::vector<MethodRow>& rows) {
 }
 
 void print_text(const BenchLongOptions& o, const std::vector<MethodRow>& rows) {
-  fmt::print("1 x {} heads of {}, {}{}; window {}, {} projected rows, {} features\n", o.heads,
-             o.head_size, o.dtype, o.causal ? ", causal" : "", o.window, o.length, o.features);
+  print_out("1 x {} heads of {}, {}{}; window {}, {} projected rows, {} features\n", o.heads,
+            o.head_size, o.dtype, o.causal ? ", causal" : "", o.window, o.length, o.features);
   if (o.common.device == "cpu") {
-    fmt::print("target {}, {} threads\n", cpu_target(), num_threads());
+    print_out("target {}, {} threads\n", cpu_target(), num_threads());
   } else {
-    fmt::print("on {}\n", o.common.device);
+    print_out("on {}\n", o.common.device);
   }
   const std::size_t methods = rows.size() / 2;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (r % methods == 0) {
-      fmt::print("\n{:<22}", rows[r].backward ? "forward + backward" : "forward");
-      for (const std::int64_t length : o.lengths) fmt::print("{:>11}", length);
-      fmt::print("   per doubling: mean, worst\n");
+      print_out("\n{:<22}", rows[r].backward ? "forward + backward" : "forward");
+      for (const std::int64_t length : o.lengths) print_out("{:>11}", length);
+      print_out("   per doubling: mean, worst\n");
     }
-    fmt::print("  {:<17}{:>3}", rows[r].method, "ms");
+    print_out("  {:<17}{:>3}", rows[r].method, "ms");
     for (const auto& cell : rows[r].cells) {
-      fmt::print("{}", cell ? fmt::format("{:>11.2f}", cell->ms) : fmt::format("{:>11}", "-"));
+      print_out("{}", cell ? fmt::format("{:>11.2f}", cell->ms) : fmt::format("{:>11}", "-"));
     }
     const Growth growth = growth_of(rows[r], o.lengths);
-    fmt::print("{:>11.2f}{:>9.2f}\n", growth.mean, growth.worst);
-    fmt::print("  {:<17}{:>3}", "", "MB");
+    print_out("{:>11.2f}{:>9.2f}\n", growth.mean, growth.worst);
+    print_out("  {:<17}{:>3}", "", "MB");
     for (const auto& cell : rows[r].cells) {
-      fmt::print("{}", cell ? fmt::format("{:>11.1f}", static_cast<double>(cell->bytes) * 1e-6)
-                            : fmt::format("{:>11}", "-"));
+      print_out("{}", cell ? fmt::format("{:>11.1f}", static_cast<double>(cell->bytes) * 1e-6)
+                           : fmt::format("{:>11}", "-"));
     }
-    fmt::print("\n");
+    print_out("\n");
   }
-  fmt::print("\n");
+  print_out("\n");
   for (std::size_t r = 0; r < rows.size(); ++r) {
     if (rows[r].method == "exact") continue;
     const auto from = crossing(rows[r], rows[r / methods * methods], o.lengths);
-    fmt::print("  {} ({}) {}\n", rows[r].method,
-               rows[r].backward ? "forward + backward" : "forward",
-               from ? fmt::format("beats exact attention from {} on", *from)
-                    : std::string("does not beat exact attention at these lengths"));
+    print_out("  {} ({}) {}\n", rows[r].method, rows[r].backward ? "forward + backward" : "forward",
+              from ? fmt::format("beats exact attention from {} on", *from)
+                   : std::string("does not beat exact attention at these lengths"));
   }
 }
 
@@ -331,7 +331,7 @@ void run_bench_long(const BenchLongOptions& o) {
   const std::vector<MethodRow> rows = run_all(o);
   if (!o.out.empty()) write_file_atomically(o.out, drawing_of(o, rows));
   if (o.common.json) {
-    fmt::print("{}\n", report(o, rows).dump(2));
+    print_json(report(o, rows));
   } else {
     print_text(o, rows);
   }

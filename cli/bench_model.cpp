@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "models/decoding.h"
 #include "move_model.h"
+#include "output.h"
 #include "progress.h"
 #include "qkv/cpu.h"
 #include "qkv/models/model.h"
@@ -34,6 +35,7 @@ struct BenchModelOptions {
 
 Tensor draw_ids(std::int64_t batch, std::int64_t count, std::int64_t vocabulary) {
   std::vector<std::int64_t> ids;
+  ids.reserve(static_cast<std::size_t>(batch * count));  // what is too much is refused at once
   for (std::int64_t i = 0; i < batch * count; ++i) ids.push_back((i * 7919 + 13) % vocabulary);
   return Tensor::from(ids, {batch, count});
 }
@@ -91,7 +93,8 @@ DecodeTimes time_decode(const Model& model, const BenchModelOptions& o, bool rec
     prompts.emplace_back(ids.begin() + b * o.tokens, ids.begin() + (b + 1) * o.tokens);
   }
   constexpr int kWarm = 3;
-  GenerateOptions options{.max_new_tokens = o.decode + kWarm + 1};
+  DecodingOptions options{.max_new_tokens = o.decode + kWarm + 1,
+                          .decoder_start_id = model.info().decoder_start_id};
   if (!o.kv_dtype.empty()) options.kv_dtype = dtype_from_string(o.kv_dtype);
   Decoding decoding(model, prompts, options);
   check(decoding.steps() == options.max_new_tokens,
@@ -125,27 +128,27 @@ std::size_t peak_memory() {
 }
 
 void print_model(const nlohmann::ordered_json& r) {
-  fmt::print("{} ({}), {:.1f} M parameters, {} weights of {:.0f} MB\n",
-             r["model"].get<std::string>(), r["kind"].get<std::string>(),
-             r["parameters"].get<double>() * 1e-6, r["dtype"].get<std::string>(),
-             r["weight_bytes"].get<double>() * 1e-6);
-  fmt::print("batch {}, {} tokens, target {}, {} threads\n\n", r["batch"].get<std::int64_t>(),
-             r["tokens"].get<std::int64_t>(), r["target"].get<std::string>(),
-             r["threads"].get<int>());
-  fmt::print("  {:<10}{:>10.2f} ms{:>12.1f} tokens/s{:>10.1f} GFLOP/s\n",
-             r["kind"] == "decoder" ? "prefill" : "forward", r["ms"].get<double>(),
-             r["tokens_per_s"].get<double>(), r["gflops"].get<double>());
+  print_out("{} ({}), {:.1f} M parameters, {} weights of {:.0f} MB\n",
+            r["model"].get<std::string>(), r["kind"].get<std::string>(),
+            r["parameters"].get<double>() * 1e-6, r["dtype"].get<std::string>(),
+            r["weight_bytes"].get<double>() * 1e-6);
+  print_out("batch {}, {} tokens, target {}, {} threads\n\n", r["batch"].get<std::int64_t>(),
+            r["tokens"].get<std::int64_t>(), r["target"].get<std::string>(),
+            r["threads"].get<int>());
+  print_out("  {:<10}{:>10.2f} ms{:>12.1f} tokens/s{:>10.1f} GFLOP/s\n",
+            r["kind"] == "decoder" ? "prefill" : "forward", r["ms"].get<double>(),
+            r["tokens_per_s"].get<double>(), r["gflops"].get<double>());
   if (r.contains("decode_ms")) {
-    fmt::print("  {:<10}{:>10.2f} ms{:>12.1f} tokens/s{:>10.1f} GB/s of weights\n", "decode",
-               r["decode_ms"].get<double>(), r["decode_tokens_per_s"].get<double>(),
-               r["decode_gbytes_per_s"].get<double>());
+    print_out("  {:<10}{:>10.2f} ms{:>12.1f} tokens/s{:>10.1f} GB/s of weights\n", "decode",
+              r["decode_ms"].get<double>(), r["decode_tokens_per_s"].get<double>(),
+              r["decode_gbytes_per_s"].get<double>());
   }
   if (r.contains("decode_ms_unrecorded")) {
-    fmt::print("  {:<10}{:>10.2f} ms  kernel by kernel, not recorded\n", "",
-               r["decode_ms_unrecorded"].get<double>());
+    print_out("  {:<10}{:>10.2f} ms  kernel by kernel, not recorded\n", "",
+              r["decode_ms_unrecorded"].get<double>());
   }
-  fmt::print("\n  opened in {:.1f} ms, peak memory {:.0f} MB\n", r["open_ms"].get<double>(),
-             r["peak_memory_bytes"].get<double>() * 1e-6);
+  print_out("\n  opened in {:.1f} ms, peak memory {:.0f} MB\n", r["open_ms"].get<double>(),
+            r["peak_memory_bytes"].get<double>() * 1e-6);
 }
 
 void run_bench_model(const BenchModelOptions& o) {
@@ -204,7 +207,7 @@ void run_bench_model(const BenchModelOptions& o) {
   }
   report["peak_memory_bytes"] = peak_memory();
   if (o.common.json) {
-    fmt::print("{}\n", report.dump(2));
+    print_json(report);
   } else {
     print_model(report);
   }

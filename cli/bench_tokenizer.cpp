@@ -11,6 +11,7 @@
 #include "command.h"
 #include "core/check.h"
 #include "io/file.h"
+#include "output.h"
 #include "qkv/tokenizer.h"
 
 namespace qkv::cli {
@@ -56,12 +57,12 @@ void run_tokenizer_bench(const TokenizerBench& bench) {
     const nlohmann::ordered_json report = {{"tokenizer", tokenizer.kind()}, {"bytes", text.size()},
                                            {"texts", texts.size()},         {"tokens", tokens},
                                            {"load_seconds", load},          {"seconds", seconds}};
-    fmt::print("{}\n", report.dump());
+    write_output(report.dump() + "\n");
     return;
   }
-  fmt::print("{}: loaded in {:.1f} ms; {} tokens of {} bytes in {:.1f} ms, {:.1f} MB/s\n",
-             tokenizer.kind(), load * 1e3, tokens, text.size(), best * 1e3,
-             static_cast<double>(text.size()) / best / 1e6);
+  print_out("{}: loaded in {:.1f} ms; {} tokens of {} bytes in {:.1f} ms, {:.1f} MB/s\n",
+            tokenizer.kind(), load * 1e3, tokens, text.size(), best * 1e3,
+            static_cast<double>(text.size()) / best / 1e6);
 }
 
 }  // namespace
@@ -72,8 +73,12 @@ void add_bench_tokenizer(CLI::App& bench, Job& job) {
   command->footer(examples("qkv bench tokenizer path/to/gpt2 book.txt",
                            "qkv bench tokenizer path/to/gpt2 book.txt --whole --json"));
   const auto options = std::make_shared<TokenizerBench>();
-  command->add_option("path", options->path, "A tokenizer's folder or file")->required();
-  command->add_option("file", options->file, "A text file; each line is a text")->required();
+  command->add_option("path", options->path, "A tokenizer's folder or file")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("file", options->file, "A text file; each line is a text")
+      ->required()
+      ->type_name("FILE");
   command->add_flag("--whole", options->whole, "The file is one text");
   command->add_option("--repeat", options->repeat, "Runs; the fastest counts")
       ->check(CLI::Range(1, 1000))

@@ -10,6 +10,7 @@
 #include "command.h"
 #include "core/check.h"
 #include "move_model.h"
+#include "output.h"
 #include "progress.h"
 #include "qkv/memory.h"
 #include "qkv/models/model.h"
@@ -154,22 +155,22 @@ double peak_flops(const BenchTrainOptions& o) {
 }
 
 void print_training(const nlohmann::ordered_json& r) {
-  fmt::print("{}, {:.1f} M parameters, {} on {}\n", r["model"].get<std::string>(),
-             r["parameters"].get<double>() * 1e-6, r["dtype"].get<std::string>(),
-             r["device"].get<std::string>());
-  fmt::print("batches of {} sequences of {} tokens\n\n", r["batch"].get<std::int64_t>(),
-             r["length"].get<std::int64_t>());
+  print_out("{}, {:.1f} M parameters, {} on {}\n", r["model"].get<std::string>(),
+            r["parameters"].get<double>() * 1e-6, r["dtype"].get<std::string>(),
+            r["device"].get<std::string>());
+  print_out("batches of {} sequences of {} tokens\n\n", r["batch"].get<std::int64_t>(),
+            r["length"].get<std::int64_t>());
   for (const char* part : {"forward", "backward", "optimizer"}) {
-    fmt::print("  {:<10}{:>10.2f} ms\n", part, r[std::string(part) + "_ms"].get<double>());
+    print_out("  {:<10}{:>10.2f} ms\n", part, r[std::string(part) + "_ms"].get<double>());
   }
-  fmt::print("  {:<10}{:>10.2f} ms{:>14.0f} tokens/s\n", "step", r["step_ms"].get<double>(),
-             r["tokens_per_s"].get<double>());
-  fmt::print("  {:<10}{:>10.2f} ms{:>+13.1f} % for a step that reports the health of the scores\n",
-             "health", r["health_ms"].get<double>(), 100 * r["health_cost"].get<double>());
-  fmt::print("  {:<10}{:>10.2f} GiB at most\n", "memory",
-             r["peak_memory_bytes"].get<double>() / (1 << 30));
-  fmt::print("\n  {:.1f} TFLOP/s, {:.0f}% of a large product's {:.1f}\n", r["tflops"].get<double>(),
-             100 * r["share_of_peak"].get<double>(), r["peak_tflops"].get<double>());
+  print_out("  {:<10}{:>10.2f} ms{:>14.0f} tokens/s\n", "step", r["step_ms"].get<double>(),
+            r["tokens_per_s"].get<double>());
+  print_out("  {:<10}{:>10.2f} ms{:>+13.1f} % for a step that reports the health of the scores\n",
+            "health", r["health_ms"].get<double>(), 100 * r["health_cost"].get<double>());
+  print_out("  {:<10}{:>10.2f} GiB at most\n", "memory",
+            r["peak_memory_bytes"].get<double>() / (1 << 30));
+  print_out("\n  {:.1f} TFLOP/s, {:.0f}% of a large product's {:.1f}\n", r["tflops"].get<double>(),
+            100 * r["share_of_peak"].get<double>(), r["peak_tflops"].get<double>());
 }
 
 void run_bench_train(const BenchTrainOptions& o) {
@@ -206,7 +207,7 @@ void run_bench_train(const BenchTrainOptions& o) {
       {"peak_tflops", 1e-12 * peak},
       {"share_of_peak", flops / peak}};
   if (o.common.json) {
-    fmt::print("{}\n", report.dump(2));
+    print_json(report);
   } else {
     print_training(report);
   }

@@ -6,6 +6,7 @@
 
 #include "command.h"
 #include "core/check.h"
+#include "io/shown.h"
 #include "output.h"
 #include "qkv/ops.h"
 #include "ranking.h"
@@ -46,8 +47,8 @@ void print(const ClassifyCommand& c, const ModelInfo& info, const std::vector<st
       const std::string name = label(info, index);
       labels.push_back({{"label", name}, {is_score ? "score" : "probability", value}});
       if (c.common.json) continue;
-      write_output(is_score ? fmt::format("  {:8.4f}  {}\n", value, name)
-                            : fmt::format("  {:6.2f} %  {}\n", 100 * value, name));
+      write_output(is_score ? fmt::format("  {:8.4f}  {}\n", value, shown_name(name))
+                            : fmt::format("  {:6.2f} %  {}\n", 100 * value, shown_name(name)));
     }
     results.push_back({{"text", texts[i]}, {"labels", std::move(labels)}});
   }

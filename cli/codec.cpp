@@ -172,6 +172,7 @@ class IdCodec final : public Codec {
     check(ids.size() == 1, "--stop '{}': one id each", shown_name(stop));
     return ids.front();
   }
+  bool shows_end() const override { return true; }
   std::string token(std::int64_t id, Side) const override { return std::to_string(id); }
 
  private:

@@ -33,6 +33,8 @@ class Codec {
   virtual std::unique_ptr<TextStream> stream(const std::vector<std::int64_t>& prompt) const = 0;
   // The token a stop names when it never shows in the text: "<|im_end|>", or any where text is ids.
   virtual std::optional<std::int64_t> stop_id(const std::string& stop) const = 0;
+  // Whether what ends a reply belongs to its text, as an id among ids does.
+  virtual bool shows_end() const { return false; }
   // One token by itself, of what is read or of what is written.
   enum class Side : std::uint8_t { input, output };
   virtual std::string token(std::int64_t id, Side side) const = 0;

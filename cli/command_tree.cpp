@@ -2,15 +2,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include "value_checks.h"
+
 namespace qkv::cli {
 namespace {
-
-// "TEXT:{f32,bf16}" -> f32, bf16
-std::vector<std::string> choices_in(const std::string& type) {
-  const std::size_t open = type.find('{'), close = type.find('}');
-  if (open == std::string::npos || close == std::string::npos) return {};
-  return CLI::detail::split(type.substr(open + 1, close - open - 1), ',');
-}
 
 OptionSpec spec_of(const CLI::Option& option) {
   OptionSpec spec;
@@ -23,7 +18,7 @@ OptionSpec spec_of(const CLI::Option& option) {
   spec.is_required = option.get_required();
   if (option.get_items_expected_max() == 0) return spec;  // a flag
   const std::string type = option.get_type_name();
-  spec.choices = choices_in(type);
+  spec.choices = value_rule(type).choices;
   spec.value = type.substr(0, type.find(':'));
   spec.is_repeated = option.get_items_expected_max() > 1 ||
                      option.get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
@@ -51,6 +46,14 @@ void flatten(const CommandSpec& spec, std::vector<const CommandSpec*>& all) {
 }
 
 }  // namespace
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* inner : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(inner->get_name());
+  }
+  return names;
+}
 
 CommandSpec command_tree(const CLI::App& app) { return walk(app, ""); }
 

@@ -30,6 +30,8 @@ struct CommandSpec {
 
 CommandSpec command_tree(const CLI::App& app);
 
+std::vector<std::string> command_names(const CLI::App& app);  // of its subcommands
+
 // Every command with its subcommands behind it, the program first.
 std::vector<const CommandSpec*> flattened(const CommandSpec& root);
 

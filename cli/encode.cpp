@@ -9,6 +9,7 @@
 
 #include "command.h"
 #include "core/check.h"
+#include "core/order.h"
 #include "npy.h"
 #include "output.h"
 #include "qkv/ops.h"
@@ -106,7 +107,7 @@ std::vector<Match> rank(const Vectors& vectors, std::size_t texts, std::size_t t
     matches.push_back({lengths > 0 ? dot(row, query) / lengths : 0, i});
   }
   std::stable_sort(matches.begin(), matches.end(),
-                   [](const Match& a, const Match& b) { return a.score > b.score; });
+                   [](const Match& a, const Match& b) { return is_larger(a.score, b.score); });
   matches.resize(std::min(matches.size(), top));
   return matches;
 }
@@ -156,7 +157,7 @@ void run_encode(const EncodeCommand& c) {
     const std::size_t count = texts.size() * static_cast<std::size_t>(vectors.width);
     const auto rows = static_cast<std::int64_t>(texts.size());
     save_npy(c.out, std::span(vectors.values).first(count), rows, vectors.width);
-    fmt::print(stderr, "wrote {}: {} x {}\n", c.out, rows, vectors.width);
+    print_err("wrote {}: {} x {}\n", c.out, rows, vectors.width);
   }
   if (c.has_query) {
     print_matches(c, texts, rank(vectors, texts.size(), c.top));

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "command.h"
 #include "core/check.h"
@@ -56,7 +57,7 @@ void print_times(const ReplyTimes& times, const std::string& ended) {
                      part(times.new_tokens, "new", times.rate());
   if (ended == "positions") text += ", until the positions of the model were used up";
   if (ended == "interrupt") text += ", interrupted";
-  fmt::print(stderr, "{}\n", text);
+  print_err("{}\n", text);
 }
 
 // A reply of several lines still takes one.
@@ -73,7 +74,7 @@ void reply_to_one(const GenerateCommand& c, Replier& replier) {
     prompt = read_input("the prompt");
     while (prompt.ends_with('\n') || prompt.ends_with('\r')) prompt.pop_back();
   }
-  watch_interrupts();  // not before: Ctrl-C in place of a prompt ends everything
+  watch_interrupts(kInterruptSeconds);  // not before: Ctrl-C in place of a prompt ends everything
   if (c.common.json) {
     ordered_json json = to_json(replier({prompt}).front());
     json["timings"] = to_json(replier.times());
@@ -91,7 +92,7 @@ void reply_to_one(const GenerateCommand& c, Replier& replier) {
 void reply_to_lines(const GenerateCommand& c, Replier& replier) {
   check(!c.has_prompt, "--lines reads the prompts from standard input; leave the prompt out");
   const std::vector<std::string> prompts = read_input_lines("a prompt per line");
-  watch_interrupts();
+  watch_interrupts(kInterruptSeconds);
   ordered_json results = ordered_json::array();
   std::string ended;
   Progress progress("generating");
@@ -130,35 +131,37 @@ void run_generate(const GenerateCommand& c) {
   }
 }
 
+// What is not given is decided by the model, then by the default, which help shows.
+template <class T, class Check>
+void add_choice(CLI::App& command, const char* name, std::optional<T>& value, const Check& range,
+                const char* description, const char* otherwise) {
+  command.add_option(name, value, description)
+      ->check(range)
+      ->default_str(fmt::format("as the model says, else {}", otherwise));
+}
+
 void add_choices(CLI::App& command, GenerateOptions& o) {
-  command.add_option("--max-tokens", o.max_new_tokens, "New tokens at most")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str();
-  command.add_option("--temperature", o.temperature, "0 takes the likeliest token, 1 draws fairly")
-      ->check(CLI::Range(0.0, 100.0))
-      ->capture_default_str();
-  command.add_option("--top-k", o.top_k, "Draw from the k likeliest; 0 = from all")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str();
-  command.add_option("--top-p", o.top_p, "Draw from the likeliest that together reach this")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  command.add_option("--min-p", o.min_p, "Draw from those with this share of the likeliest")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  command
-      .add_option("--repetition-penalty", o.repetition_penalty,
-                  "Above 1 makes what occurred less likely")
-      ->check(CLI::Range(0.01, 100.0))
-      ->capture_default_str();
+  const CLI::Range tokens(0, 1 << 24), share(0.0, 1.0);
+  add_choice(command, "--max-tokens", o.max_new_tokens, tokens, "New tokens at most", "64");
+  add_choice(command, "--min-tokens", o.min_new_tokens, tokens, "New tokens before an end", "0");
+  add_choice(command, "--temperature", o.temperature, CLI::Range(0.0, 100.0),
+             "0 takes the likeliest token, 1 draws fairly", "0");
+  add_choice(command, "--top-k", o.top_k, tokens, "Draw from the k likeliest; 0 = from all", "0");
+  add_choice(command, "--top-p", o.top_p, share, "Draw from the likeliest that together reach this",
+             "1");
+  add_choice(command, "--min-p", o.min_p, share, "Draw from those with this share of the likeliest",
+             "0");
+  add_choice(command, "--repetition-penalty", o.repetition_penalty,
+             CLI::Range(kMinPenalty, kMaxPenalty), "Above 1 makes what occurred less likely", "1");
+  add_choice(command, "--no-repeat-ngram", o.no_repeat_ngram_size, tokens,
+             "Never the same so many tokens in a row twice; 0 = any", "0");
   command.add_option("--seed", o.seed, "Of what is drawn: the same seed, the same text")
       ->capture_default_str();
-  command.add_option("--beams", o.beams, "Above 1: beam search, shown when it is over")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  command.add_option("--length-penalty", o.length_penalty, "Above 1 favours longer beams")
-      ->check(CLI::Range(-100.0, 100.0))
-      ->capture_default_str();
+  add_choice(command, "--beams", o.beams, CLI::Range(1, static_cast<int>(kMaxBeams)),
+             "Above 1: beam search, shown when it is over", "1");
+  add_choice(command, "--length-penalty", o.length_penalty,
+             CLI::Range(-kMaxLengthPenalty, kMaxLengthPenalty), "Above 1 favours longer beams",
+             "1");
 }
 
 }  // namespace

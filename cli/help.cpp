@@ -6,6 +6,7 @@
 #include "command.h"
 #include "command_tree.h"
 #include "core/check.h"
+#include "nearest.h"
 #include "output.h"
 
 namespace qkv::cli {
@@ -89,10 +90,10 @@ std::string markdown(const CommandSpec& root) {
       "# The qkv command\n\n"
       "<!-- Written by `make docs` from the program's own help; a test fails when it is stale. "
       "-->\n\n"
-      "Results go to standard output, progress and errors to standard error. Exit status: 0 it "
-      "worked, 1 it\nfailed, 2 it was called wrongly, 130 Ctrl-C ended it. A model is a folder as "
-      "Hugging Face writes it;\n[models.md](models.md) says which. `qkv completion` writes "
-      "completion for bash, zsh and fish.\n";
+      "Results go to standard output, progress and errors to standard error. Exit status:\n"
+      "0 it worked, 1 it failed, 2 it was called wrongly, 130 Ctrl-C ended it, 143 SIGTERM did.\n"
+      "A model is a folder as Hugging Face writes it; [models.md](models.md) says which.\n"
+      "`qkv completion` writes completion for bash, zsh and fish.\n";
   for (const CommandSpec* command : flattened(root)) text += section(*command);
   return text;
 }
@@ -106,8 +107,10 @@ void run_help(const HelpCommand& help, CLI::App& app) {
   std::string name = app.get_name();
   for (const std::string& word : help.words) {
     const auto is_named = [&](const CLI::App* inner) { return inner->get_name() == word; };
+    const std::string near = nearest(word, command_names(*command));
     const auto found = command->get_subcommands([&](CLI::App* inner) { return is_named(inner); });
-    check(!found.empty(), "there is no command {}; `qkv help` lists them", word);
+    check(!found.empty(), "there is no command {}{}", word,
+          near.empty() ? "; `qkv help` lists them" : "; did you mean " + near + "?");
     command = found.front();
     name += " " + word;
   }

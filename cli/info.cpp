@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "command.h"
+#include "output.h"
 #include "qkv/cpu.h"
 #include "qkv/threads.h"
 #include "qkv/version.h"
@@ -29,16 +30,16 @@ void run_info(const InfoOptions& options) {
     }
   }
   if (options.common.json) {
-    fmt::print("{}\n", info.dump(2));
+    print_json(info);
     return;
   }
-  fmt::print("qkv {}\n", kVersion);
-  fmt::print("  CPU target  {} (this machine has {})\n", cpu_target(),
-             fmt::join(cpu_targets(), ", "));
-  fmt::print("  threads     {}\n", num_threads());
+  print_out("qkv {}\n", kVersion);
+  print_out("  CPU target  {} (this machine has {})\n", cpu_target(),
+            fmt::join(cpu_targets(), ", "));
+  print_out("  threads     {}\n", num_threads());
   if (!options.peak) return;
   for (const auto& [dtype, gflops] : info["peak_gflops"].items()) {
-    fmt::print("  peak {:<6} {:.0f} GFLOP/s\n", dtype, gflops.get<double>());
+    print_out("  peak {:<6} {:.0f} GFLOP/s\n", dtype, gflops.get<double>());
   }
 }
 

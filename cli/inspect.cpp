@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "io/json.h"
 #include "io/shown.h"
+#include "output.h"
 #include "qkv/checkpoint.h"
 
 namespace qkv::cli {
@@ -62,8 +63,10 @@ ConfiguredModel read_model(const std::string& folder) {
   try {
     const Config config = Config::read(path.string());
     return {config.text_or("model_type", ""), config.texts("architectures")};
+  } catch (const OutOfMemory&) {
+    throw;
   } catch (const Error& error) {
-    fmt::print(stderr, "qkv: warning: {}\n", error.what());
+    print_err("qkv: warning: {}\n", error.what());
     return {};
   }
 }
@@ -138,14 +141,14 @@ void print_table(const std::vector<TensorRow>& rows) {
     shape_width = std::max(shape_width, to_string(info.shape).size());
   }
   const auto line = [&](const auto&... cells) {
-    fmt::print("{:<{}}  {:<{}}  {:<{}}  {:>14}\n", cells...);
+    print_out("{:<{}}  {:<{}}  {:<{}}  {:>14}\n", cells...);
   };
   line("name", name_width, "dtype", dtype_width, "shape", shape_width, "bytes");
   for (const auto& [name, info] : rows) {
     line(shown_name(name), name_width, info.stored_dtype, dtype_width, to_string(info.shape),
          shape_width, info.bytes);
   }
-  fmt::print("\n");
+  print_out("\n");
 }
 
 void print_text(const InspectOptions& options, const Inspection& result) {
@@ -153,22 +156,22 @@ void print_text(const InspectOptions& options, const Inspection& result) {
   const Total& total = result.total;
   const std::string filtered =
       options.filter.empty() ? "" : fmt::format(" of {}", result.tensors_in_all);
-  fmt::print("{}{} tensor{}, {}, {}", total.tensors, filtered, total.tensors == 1 ? "" : "s",
-             count(total.parameters, "parameter"), readable_bytes(total.bytes));
-  fmt::print(", in {}\n", count(result.files.size(), "file"));
+  print_out("{}{} tensor{}, {}, {}", total.tensors, filtered, total.tensors == 1 ? "" : "s",
+            count(total.parameters, "parameter"), readable_bytes(total.bytes));
+  print_out(", in {}\n", count(result.files.size(), "file"));
   for (const auto& [dtype, part] : result.by_dtype) {
-    fmt::print("  {:<12}{}, {}, {}\n", dtype, count(part.tensors, "tensor"),
-               count(part.parameters, "parameter"), readable_bytes(part.bytes));
+    print_out("  {:<12}{}, {}, {}\n", dtype, count(part.tensors, "tensor"),
+              count(part.parameters, "parameter"), readable_bytes(part.bytes));
   }
   const ConfiguredModel& model = result.model;
-  if (!model.type.empty()) fmt::print("model_type: {}\n", shown_name(model.type));
+  if (!model.type.empty()) print_out("model_type: {}\n", shown_name(model.type));
   if (!model.architectures.empty()) {
     std::vector<std::string> names;
     for (const std::string& name : model.architectures) names.push_back(shown_name(name));
-    fmt::print("architectures: {}\n", fmt::join(names, ", "));
+    print_out("architectures: {}\n", fmt::join(names, ", "));
   }
   for (const auto& [key, value] : result.metadata) {
-    fmt::print("metadata {}: {}\n", shown_name(key), shown_name(value));
+    print_out("metadata {}: {}\n", shown_name(key), shown_name(value));
   }
 }
 
@@ -176,9 +179,7 @@ void run_inspect(const InspectOptions& options) {
   options.common.apply();
   const Inspection result = inspect(options);
   if (options.common.json) {
-    // A path need not be UTF-8.
-    fmt::print("{}\n",
-               report(options, result).dump(2, ' ', false, ordered_json::error_handler_t::replace));
+    print_json(report(options, result));
   } else {
     print_text(options, result);
   }

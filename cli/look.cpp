@@ -48,7 +48,7 @@ void run_look(const LookCommand& c) {
     while (text.ends_with('\n') || text.ends_with('\r')) text.pop_back();
   }
   const LookModel model(c.model, c.common, c.ids);
-  watch_interrupts();
+  watch_interrupts(kInterruptSeconds);
   LookOptions options = c.options;
   options.on_step = [] { return !interrupted(); };
   const AttentionPicture picture = model(text, c.target, options);
@@ -59,12 +59,12 @@ void run_look(const LookCommand& c) {
                            .head = c.selection.head};
     const std::string html = to_html(picture, page);
     write_file_atomically(c.out, html);
-    fmt::print(stderr, "wrote {} ({:.1f} MB); open it in a browser\n", c.out, html.size() / 1e6);
+    print_err("wrote {} ({:.1f} MB); open it in a browser\n", c.out, html.size() / 1e6);
   }
   if (c.common.json) {
     write_output(to_json(picture, c.selection) + "\n");
   } else {
-    write_output(to_text(picture, {c.selection, wants_color(c), terminal_columns()}));
+    write_raw_output(to_text(picture, {c.selection, wants_color(c), terminal_columns()}));
   }
 }
 

@@ -1,12 +1,12 @@
 // qkv: exit status 0 when it worked, 1 when it failed, 2 when it was called wrongly, 130 when
-// Ctrl-C ended it early.
-#include <cerrno>
-#include <csignal>
-#include <cstdio>
-#include <cstring>
+// Ctrl-C ended it early, 143 when SIGTERM did.
+#include <algorithm>
 #include <exception>
-#include <system_error>
+#include <new>
+#include <sstream>
+#include <string>
 
+#include "bus_error.h"
 #include "command.h"
 #include "interrupt.h"
 #include "output.h"
@@ -39,35 +39,54 @@ void add_commands(CLI::App& app, qkv::cli::Job& job) {
 }
 
 int failed(const char* reason) {
-  std::fprintf(stderr, "qkv: %s\n", reason);
+  // One line of bounded length, whatever a name or a file put into it.
+  constexpr std::size_t kLongest = 4000;
+  std::string line(reason);
+  if (line.size() > kLongest) line = line.substr(0, kLongest) + "...";
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  qkv::cli::write_error("qkv: " + line + "\n");
   return 1;
+}
+
+// What CLI11 has to say: help and the version to standard output, else a line to standard error.
+int answer(const CLI::App& app, const CLI::ParseError& error) {
+  std::ostringstream out, ignored;
+  const bool asked = app.exit(error, out, ignored) == 0;  // --help and --version
+  qkv::cli::write_output(out.str());
+  if (asked) return 0;
+  failed((std::string(error.what()) + " (--help shows how to call it)").c_str());
+  return 2;
+}
+
+int run(int argc, const char* const* argv) {
+  CLI::App app{"Attention, from the score to the Transformer.", "qkv"};
+  app.set_version_flag("--version", std::string("qkv ") + qkv::kVersion);
+  app.require_subcommand(1);
+  app.footer(qkv::cli::examples("qkv generate path/to/stories15m 'Once upon a time'",
+                                "qkv study scale --out report.html"));
+  qkv::cli::Job job;
+  add_commands(app, job);
+  try {
+    qkv::cli::parse(app, argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return answer(app, error);
+  }
+  job();
+  qkv::cli::write_output("");
+  return qkv::cli::interrupted() ? qkv::cli::interrupt_status() : 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);  // a write to a closed pipe is an error to look at, not an end
-  CLI::App app{"Attention, from the score to the Transformer.", "qkv"};
-  app.set_version_flag("--version", std::string("qkv ") + qkv::kVersion);
-  app.require_subcommand(1);
-  app.failure_message([](const CLI::App*, const CLI::Error& error) {
-    return "qkv: " + std::string(error.what()) + " (--help shows how to call it)\n";
-  });
-  app.footer(qkv::cli::examples("qkv generate path/to/stories15m 'Once upon a time'",
-                                "qkv study scale --out report.html"));
-  qkv::cli::Job job;
   try {
-    add_commands(app, job);
-    qkv::cli::parse(app, argc, argv);
-    job();
-    qkv::cli::write_output("");
-    return qkv::cli::interrupted() ? 130 : 0;
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;  // 0: --help and --version
+    qkv::cli::prepare_streams();
+    qkv::cli::explain_bus_errors();
+    return run(argc, argv);
   } catch (const qkv::cli::OutputClosed&) {
     return 0;
-  } catch (const std::system_error& error) {
-    return error.code().value() == EPIPE ? 0 : failed(error.what());
+  } catch (const std::bad_alloc&) {
+    return failed("out of memory");
   } catch (const std::exception& error) {
     return failed(error.what());
   }

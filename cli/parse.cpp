@@ -2,117 +2,143 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <numeric>
+#include <cctype>
+
+#include "command_tree.h"
+#include "nearest.h"
+#include "value_checks.h"
 
 namespace qkv::cli {
 namespace {
 
-constexpr char kShield = '\x1f';  // put behind a bracketed text, and taken off before it is used
+constexpr char kShield = '\x1f';  // put behind a text CLI11 would misread, and taken off again
 
-void unshield_options(CLI::App& app) {
+std::string unshielded(const std::string& text) {
+  return text.ends_with(kShield) ? text.substr(0, text.size() - 1) : text;
+}
+
+bool takes_value(const CLI::Option& option) { return option.get_items_expected_max() != 0; }
+
+// Before what CLI11 checks itself, which then sees numbers in one form only.
+void check_values(CLI::App& app) {
   for (CLI::Option* option : app.get_options()) {
-    if (option->get_items_expected_max() == 0) continue;  // a flag
-    option->transform([](const std::string& text) {
-      return text.ends_with(kShield) ? text.substr(0, text.size() - 1) : text;
+    if (!takes_value(*option)) continue;
+    option->transform([rule = value_rule(option->get_type_name())](const std::string& text) {
+      return checked_value(rule, unshielded(text));
     });
   }
-  for (CLI::App* inner : app.get_subcommands([](CLI::App*) { return true; })) {
-    unshield_options(*inner);
-  }
+  for (CLI::App* inner : app.get_subcommands([](CLI::App*) { return true; })) check_values(*inner);
 }
 
-// How many letters to insert, remove, replace or swap with their neighbour.
-std::size_t distance(const std::string& a, const std::string& b) {
-  std::vector<std::size_t> before, last, row(b.size() + 1);
-  std::iota(row.begin(), row.end(), 0);
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    before = std::move(last);
-    last = row;
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1, replaced});
-      const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-      if (swapped) row[j] = std::min(row[j], before[j - 2] + 1);
-    }
-  }
-  return row.back();
-}
-
-// The nearest name, or "" when none is near enough to be meant.
-std::string nearest(const std::string& word, const std::vector<std::string>& names) {
-  std::string best;
-  std::size_t least = word.size() / 3 + 2;
-  for (const std::string& name : names) {
-    const std::size_t letters = name.starts_with(word) ? 1 : distance(word, name);
-    if (letters < least) best = name, least = letters;
-  }
-  return best;
-}
-
-std::vector<std::string> command_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::App* inner : app.get_subcommands([](const CLI::App*) { return true; })) {
-    names.push_back(inner->get_name());
-  }
-  return names;
+// CLI11 would see a list in a text in [brackets], and take the next word where nothing follows
+// --option= (an empty variable of a shell script).
+std::string shielded(const std::string& word) {
+  const bool is_bracketed = word.starts_with('[') && word.ends_with(']');
+  const bool is_empty_value = word.starts_with("--") && word.find('=') == word.size() - 1;
+  return is_bracketed || is_empty_value ? word + kShield : word;
 }
 
 std::vector<std::string> option_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
   }
   return names;
 }
 
-std::string refusal(const std::string& what, const std::string& word, const std::string& meant) {
-  return "there is no " + what + " " + word +
-         (meant.empty() ? "" : "; did you mean " + meant + "?");
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// "-5" and "-" are arguments.
+bool is_option(const std::string& word) {
+  return word.size() > 1 && word[0] == '-' &&
+         std::isdigit(static_cast<unsigned char>(word[1])) == 0;
+}
+
+enum class Unknown { commands, commands_and_options };
+
 // Why the first word that means nothing means nothing, or "".
-std::string first_unknown(const CLI::App& app, const std::vector<std::string>& words) {
+std::string first_unknown(const CLI::App& app, const std::vector<std::string>& words,
+                          Unknown wanted) {
   const CLI::App* at = &app;
-  for (const std::string& word : words) {
-    if (word == "--") break;
-    if (word.starts_with("--")) {
-      const std::vector<std::string> names = option_names(*at);
+  for (std::size_t i = 0; i < words.size() && words[i] != "--"; ++i) {
+    const std::string& word = words[i];
+    if (is_option(word)) {
       const std::string name = word.substr(0, word.find('='));
-      if (std::find(names.begin(), names.end(), name) != names.end()) continue;
-      return refusal("option", name, nearest(name, names));
+      const std::vector<std::string> names = option_names(*at);
+      if (contains(names, name)) {
+        i += takes_value(*at->get_option(name)) && name == word ? 1 : 0;
+      } else if (wanted == Unknown::commands_and_options) {
+        const std::string hint = advice(name, names);
+        const bool is_text = hint.empty() && !word.starts_with("--") && command_names(*at).empty();
+        return "there is no option " + name +
+               (is_text ? "; a text that begins with - is put behind --" : hint);
+      }
+      continue;
     }
     const std::vector<std::string> names = command_names(*at);
     if (names.empty()) continue;  // an argument
-    if (std::find(names.begin(), names.end(), word) == names.end()) {
-      return refusal("command", word, nearest(word, names));
+    if (!contains(names, word)) {
+      return "there is no command " + (word.empty() ? "''" : word) + advice(word, names);
     }
     at = at->get_subcommand(word);
   }
   return "";
 }
 
+// CLI11's words for what people do most often wrong, in ours.
+std::string plain_words(const CLI::App& app, const CLI::ParseError& error) {
+  std::string text = error.what();
+  text.erase(std::remove(text.begin(), text.end(), kShield), text.end());
+  const std::size_t colon = text.find(": ");
+  const std::string name = text.substr(0, colon);
+  switch (static_cast<CLI::ExitCodes>(error.get_exit_code())) {
+    case CLI::ExitCodes::ArgumentMismatch: {
+      if (text.ends_with(" missing")) return name + ": a value is missing";
+      const std::string many = ": At Most 1 required but received ";
+      const std::size_t at = text.find(many);
+      if (at == std::string::npos) break;
+      return name + ": one value is expected, got " + text.substr(at + many.size());
+    }
+    case CLI::ExitCodes::ConversionError: {  // of a flag: values are checked before
+      const std::size_t equals = text.find(" = ");
+      if (colon == std::string::npos || equals == std::string::npos || equals < colon) break;
+      return text.substr(colon + 2, equals - colon - 2) + ": a flag takes no value";
+    }
+    case CLI::ExitCodes::ExtrasError: {
+      const std::vector<std::string> rest = app.remaining(true);
+      if (!rest.empty()) return "one argument too many: " + unshielded(rest.front());
+      break;
+    }
+    default: break;
+  }
+  return text == "A subcommand is required" ? "a command is missing" : text;
+}
+
 }  // namespace
 
 void parse(CLI::App& app, int argc, const char* const* argv) {
-  unshield_options(app);
-  std::vector<std::string> words(argv + 1, argv + argc);
-  std::vector<std::string> shielded;
-  for (const std::string& word : words) {
-    const bool is_bracketed = word.starts_with('[') && word.ends_with(']');
-    shielded.push_back(is_bracketed ? word + kShield : word);
-  }
-  std::reverse(shielded.begin(), shielded.end());  // as CLI11 wants them
+  check_values(app);
+  const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  std::vector<std::string> backwards;  // as CLI11 wants them
+  for (const std::string& word : words) backwards.push_back(shielded(word));
+  std::reverse(backwards.begin(), backwards.end());
   try {
-    app.parse(shielded);
-  } catch (const CLI::ExtrasError&) {
-    const std::string reason = first_unknown(app, words);
+    app.parse(backwards);
+  } catch (const CLI::CallForHelp&) {
+    const std::string reason = first_unknown(app, words, Unknown::commands);
     if (reason.empty()) throw;
     throw CLI::ParseError(reason, CLI::ExitCodes::ExtrasError);
-  } catch (const CLI::RequiredError&) {
-    const std::string reason = first_unknown(app, words);
-    if (reason.empty()) throw;
-    throw CLI::ParseError(reason, CLI::ExitCodes::RequiredError);
+  } catch (const CLI::ParseError& error) {
+    const auto code = static_cast<CLI::ExitCodes>(error.get_exit_code());
+    if (code == CLI::ExitCodes::Success) throw;
+    const bool is_name =
+        code == CLI::ExitCodes::ExtrasError || code == CLI::ExitCodes::RequiredError;
+    const std::string reason =
+        is_name ? first_unknown(app, words, Unknown::commands_and_options) : "";
+    throw CLI::ParseError(reason.empty() ? plain_words(app, error) : reason, code);
   }
 }
 

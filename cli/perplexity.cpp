@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "io/file.h"
 #include "io/json_texts.h"
+#include "output.h"
 #include "progress.h"
 #include "qkv/models/perplexity.h"
 #include "qkv/tokenizer.h"
@@ -82,19 +83,17 @@ void run_perplexity(const PerplexityCommand& o) {
   const Perplexity found = ids.size() == 1 ? perplexity_of(*model, ids[0], options)
                                            : perplexity_of(*model, ids, options);
   if (o.common.json) {
-    fmt::print("{}\n",
-               nlohmann::ordered_json{{"model", o.folder},
-                                      {"file", o.file},
-                                      {"dtype", o.dtype.empty() ? "as stored" : o.dtype},
-                                      {"group", o.group},
-                                      {"kv_dtype", o.kv_dtype.empty() ? "none" : o.kv_dtype},
-                                      {"tokens", found.tokens},
-                                      {"loss", found.loss},
-                                      {"perplexity", found.value()}}
-                   .dump(2));
+    print_json({{"model", o.folder},
+                {"file", o.file},
+                {"dtype", o.dtype.empty() ? "as stored" : o.dtype},
+                {"group", o.group},
+                {"kv_dtype", o.kv_dtype.empty() ? "none" : o.kv_dtype},
+                {"tokens", found.tokens},
+                {"loss", found.loss},
+                {"perplexity", found.value()}});
   } else {
-    fmt::print("perplexity {:.4f} (loss {:.5f}) over {} tokens\n", found.value(), found.loss,
-               found.tokens);
+    print_out("perplexity {:.4f} (loss {:.5f}) over {} tokens\n", found.value(), found.loss,
+              found.tokens);
   }
 }
 

@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "output.h"
+
 namespace qkv::cli {
 namespace {
 
@@ -55,7 +57,7 @@ void Progress::update(int done, int total) {
     if (tenths == tenths_ || now - last_ < kLines) return;
     tenths_ = tenths;
     last_ = now;
-    fmt::print(stderr, "{}: {} of {}, {}\n", label_, done, total, pace);
+    print_err("{}: {} of {}, {}\n", label_, done, total, pace);
     return;
   }
   // What is over before it could be read is not drawn at all.
@@ -63,9 +65,8 @@ void Progress::update(int done, int total) {
   if (!is_last && now - last_ < kRedraw) return;
   last_ = now;
   drawn_ = true;
-  fmt::print(stderr, "{}{} {} {}/{}  {}", kClearLine, label_, bar_text(done, total), done, total,
-             pace);
-  std::fflush(stderr);
+  std::fputs(kClearLine, stderr);
+  print_err("{} {} {}/{}  {}", label_, bar_text(done, total), done, total, pace);
 }
 
 }  // namespace qkv::cli

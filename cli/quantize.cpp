@@ -9,6 +9,7 @@
 #include "command.h"
 #include "core/check.h"
 #include "io/file.h"
+#include "output.h"
 #include "progress.h"
 #include "qkv/checkpoint.h"
 #include "qkv/models/model.h"
@@ -77,8 +78,12 @@ std::vector<std::string> copy_others(const fs::path& from, const fs::path& to) {
                            std::any_of(std::begin(kWeights), std::end(kWeights),
                                        [&](const char* end) { return name.ends_with(end); });
     if (is_weight || !entry.is_regular_file() || entry.file_size() > kLargest) continue;
-    write_file_atomically((to / name).string(), read_file(entry.path().string(), kLargest));
-    copied.push_back(name);
+    try {
+      write_file_atomically((to / name).string(), read_file(entry.path().string(), kLargest));
+      copied.push_back(name);
+    } catch (const Error& failure) {  // the weights are written; a picture need not be
+      print_err("qkv: warning: not copied: {}\n", failure.what());
+    }
   }
   check(!error, "quantize: {} cannot be listed: {}", from.string(), error.message());
   std::sort(copied.begin(), copied.end());
@@ -112,29 +117,28 @@ void run_quantize(const QuantizeOptions& o) {
                          {"shape", std::vector(extents.begin(), extents.end())},
                          {"relative_error", r.error}});
     }
-    fmt::print("{}\n", nlohmann::ordered_json{{"from", o.from},
-                                              {"to", o.to},
-                                              {"dtype", o.dtype},
-                                              {"group", o.group},
-                                              {"bytes_before", before},
-                                              {"bytes_after", after},
-                                              {"tensors", tensors},
-                                              {"copied", copied}}
-                           .dump(2));
+    print_json({{"from", o.from},
+                {"to", o.to},
+                {"dtype", o.dtype},
+                {"group", o.group},
+                {"bytes_before", before},
+                {"bytes_after", after},
+                {"tensors", tensors},
+                {"copied", copied}});
     return;
   }
-  fmt::print("{} matrices and tables, a scale per {}\n", rounded.size(),
-             o.group == 0 ? "row" : fmt::format("{} inputs", o.group));
-  fmt::print("  {:.1f} MB -> {:.1f} MB\n", static_cast<double>(before) * 1e-6,
-             static_cast<double>(after) * 1e-6);
+  print_out("{} matrices and tables, a scale per {}\n", rounded.size(),
+            o.group == 0 ? "row" : fmt::format("{} inputs", o.group));
+  print_out("  {:.1f} MB -> {:.1f} MB\n", static_cast<double>(before) * 1e-6,
+            static_cast<double>(after) * 1e-6);
   const auto worst =
       std::max_element(rounded.begin(), rounded.end(),
                        [](const auto& a, const auto& b) { return a.error < b.error; });
   if (worst != rounded.end()) {
-    fmt::print("  largest relative error {:.2e}, of {}\n", worst->error, worst->name);
+    print_out("  largest relative error {:.2e}, of {}\n", worst->error, worst->name);
   }
-  fmt::print("  copied: {}\n",
-             copied.empty() ? "nothing" : fmt::format("{}", fmt::join(copied, ", ")));
+  print_out("  copied: {}\n",
+            copied.empty() ? "nothing" : fmt::format("{}", fmt::join(copied, ", ")));
 }
 
 }  // namespace

@@ -28,7 +28,9 @@ struct Growing {
 Replier::Replier(const Model& model, const Codec& codec, GenerateOptions options,
                  const std::vector<std::string>& stops)
     : model_(model), codec_(codec), options_(std::move(options)) {
-  std::vector<std::int64_t> ids = model.info().eos_ids;
+  const GenerationConfig& checkpoint = model.info().generation;
+  std::vector<std::int64_t> ids = checkpoint.eos_ids;
+  stops_ = checkpoint.stop_strings;
   for (const std::string& stop : stops) {
     check(!stop.empty(), "--stop: an empty text would end every reply before it begins");
     if (const auto id = codec.stop_id(stop)) {
@@ -38,6 +40,7 @@ Replier::Replier(const Model& model, const Codec& codec, GenerateOptions options
     }
   }
   options_.stop_ids = std::move(ids);
+  plan_ = plan_generation(model.info(), options_);
 }
 
 std::vector<std::int64_t> Replier::encode(const std::string& prompt) const {
@@ -51,14 +54,19 @@ std::vector<std::int64_t> Replier::encode(const std::string& prompt) const {
 
 std::string Replier::ending(const Reply& reply, bool stopped) const {
   if (stopped) return "stop";
-  const std::vector<std::int64_t>& eos = model_.info().eos_ids;
   const std::int64_t last = reply.ids.empty() ? -1 : reply.ids.back();
-  if (std::find(eos.begin(), eos.end(), last) != eos.end()) return "eos";
+  if (is_eos(last)) return "eos";
   const std::vector<std::int64_t>& stops = *options_.stop_ids;
-  if (std::find(stops.begin(), stops.end(), last) != stops.end()) return "stop";
+  if (std::ranges::count(stops, last) > 0) return "stop";
   if (interrupted()) return "interrupt";
-  const bool is_full = static_cast<std::int64_t>(reply.ids.size()) >= options_.max_new_tokens;
+  const bool is_decoder = model_.info().kind == ModelKind::decoder;
+  const auto read = static_cast<std::int64_t>(is_decoder ? reply.prompt_ids.size() : 1);
+  const bool is_full = static_cast<std::int64_t>(reply.ids.size()) >= plan_.most(read);
   return is_full ? "length" : "positions";
+}
+
+bool Replier::is_eos(std::int64_t token) const {
+  return std::ranges::count(model_.info().generation.eos_ids, token) > 0;
 }
 
 std::vector<Reply> Replier::operator()(const std::vector<std::string>& prompts,
@@ -85,6 +93,8 @@ std::vector<Reply> Replier::operator()(const std::vector<std::string>& prompts,
   options.on_token = [&](std::size_t i, std::int64_t token) {
     if (!first) first = Clock::now();
     Growing& g = growing[i];
+    // What ends a reply need not be a special token, which the decoder leaves out.
+    if (is_eos(token) && !codec_.shows_end()) return true;
     say(i, g.stop.push(g.stream->push(token)));
     return !g.stop.found();  // Ctrl-C is noticed by on_step
   };
@@ -102,7 +112,7 @@ std::vector<Reply> Replier::operator()(const std::vector<std::string>& prompts,
     times_.tokens_after_first += std::max<std::int64_t>(count - 1, 0);
   }
   // A beam search tells its tokens when it is over, so the time of the prompt is not known.
-  const Clock::time_point read = options.beams > 1 ? begin : first.value_or(end);
+  const Clock::time_point read = plan_.beams > 1 ? begin : first.value_or(end);
   times_.prompt_seconds += seconds_between(begin, read);
   times_.seconds_after_first += seconds_between(read, end);
   return replies;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "codec.h"
+#include "models/generation_plan.h"
 #include "qkv/generate.h"
 
 namespace qkv::cli {
@@ -44,10 +45,12 @@ class Replier {
  private:
   std::vector<std::int64_t> encode(const std::string& prompt) const;
   std::string ending(const Reply& reply, bool stopped) const;
+  bool is_eos(std::int64_t token) const;
 
   const Model& model_;
   const Codec& codec_;
   GenerateOptions options_;
+  GenerationPlan plan_;
   std::vector<std::string> stops_;
   ReplyTimes times_;
 };

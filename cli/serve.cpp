@@ -56,7 +56,7 @@ void tell(const ServeCommand& c, const ViewerOptions& options, int port) {
     return;
   }
   write_output(fmt::format("{}{}\n", url, token));
-  fmt::print(stderr, "open it in a browser; Ctrl-C ends it\n");
+  print_err("open it in a browser; Ctrl-C ends it\n");
 }
 
 void run_serve(const ServeCommand& c) {
@@ -87,10 +87,10 @@ void run_serve(const ServeCommand& c) {
       viewer, c.http,
       {.on_ready = [&](int port) { tell(c, options, port); }, .should_end = interrupted});
   if (!ended) {  // a long text is still being computed, and nothing else would stop it
-    fmt::print(stderr, "ended, one look unfinished\n");
-    std::_Exit(130);
+    print_err("ended, one look unfinished\n");
+    std::_Exit(interrupt_status());
   }
-  fmt::print(stderr, "ended\n");
+  print_err("ended\n");
 }
 
 }  // namespace

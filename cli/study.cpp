@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "io/file.h"
+#include "output.h"
 #include "progress.h"
 #include "study.h"
 
@@ -28,9 +29,9 @@ void run_scale(StudyOptions& options) {
   }
   if (!options.out.empty()) {
     write_file_atomically(options.out, to_html(study));
-    fmt::print(stderr, "wrote {}\n", options.out);
+    print_err("wrote {}\n", options.out);
   }
-  fmt::print("{}\n", options.common.json ? to_json(study) : to_text(study));
+  write_output((options.common.json ? to_json(study) : to_text(study)) + "\n");
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include "core/check.h"
 #include "default_model.h"
 #include "io/file.h"
+#include "io/shown.h"
+#include "output.h"
 #include "text_model.h"
 
 namespace qkv::cli {
@@ -36,7 +38,7 @@ void run_approx(StudyApproxOptions& o) {
   const ModelInput input{.ids = Tensor::from(ids, {1, count})};
   const ApproxStudy study = study_approx(*model, input, o.study);
   if (!o.out.empty()) write_file_atomically(o.out, to_svg(study));
-  fmt::print("{}\n", o.common.json ? to_json(study) : to_text(study));
+  write_output((o.common.json ? to_json(study) : shown_text(to_text(study))) + "\n");
 }
 
 }  // namespace

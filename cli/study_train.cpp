@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "io/file.h"
+#include "io/shown.h"
 #include "output.h"
 #include "progress.h"
 #include "qkv/study.h"
@@ -22,7 +23,7 @@ struct TrainStudyCommand {
 
 void write_report(const std::string& path, const std::string& bytes) {
   write_file_atomically(path, bytes);
-  fmt::print(stderr, "wrote {}\n", path);
+  print_err("wrote {}\n", path);
 }
 
 void run_train(TrainStudyCommand& o) {
@@ -49,7 +50,7 @@ void run_runs(const RunsCommand& o) {
   if (!o.out.empty()) {
     write_report(o.out, o.out.ends_with(".svg") ? to_svg(study) : to_html(study));
   }
-  write_output((o.json ? to_json(study) : to_text(study)) + "\n");
+  write_output((o.json ? to_json(study) : shown_text(to_text(study))) + "\n");
 }
 
 void add_sizes(CLI::App& train, TrainStudyCommand& command) {

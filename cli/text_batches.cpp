@@ -1,4 +1,5 @@
 #include "text_batches.h"
+#include "output.h"
 
 #include <fmt/format.h>
 
@@ -49,10 +50,10 @@ std::vector<Encoding> encode_all(const Model& model, const Tokenizer& tokenizer,
     if (cut++ == 0) first_cut = i + 1, tokens_of_first = count;
   }
   if (cut > 0) {
-    fmt::print(stderr,
-               "qkv: warning: {} of {} texts cut to the {} positions of the model (text {} has {} "
-               "tokens)\n",
-               cut, texts.size(), limit, first_cut, tokens_of_first);
+    print_err(
+        "qkv: warning: {} of {} texts cut to the {} positions of the model (text {} has {} "
+        "tokens)\n",
+        cut, texts.size(), limit, first_cut, tokens_of_first);
   }
   return encodings;
 }

@@ -1,16 +1,16 @@
 // qkv tokenize: text to token ids and back, with the tokenizer of a model's folder.
 #include <fmt/format.h>
 
-#include <cstdio>
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "command.h"
 #include "core/check.h"
 #include "io/shown.h"
+#include "output.h"
 #include "qkv/tokenizer.h"
 
 namespace qkv::cli {
@@ -26,19 +26,9 @@ struct TokenizeOptions {
   std::int64_t max_tokens = 0;
 };
 
-std::string read_all(std::FILE* file) {
-  std::string text;
-  char buffer[1 << 16];
-  while (const std::size_t size = std::fread(buffer, 1, sizeof buffer, file)) {
-    text.append(buffer, size);
-  }
-  check(std::ferror(file) == 0, "standard input could not be read");
-  return text;
-}
-
 // The arguments, or all of standard input when there are none.
 std::string given_text(const TokenizeOptions& options) {
-  if (options.words.empty()) return read_all(stdin);
+  if (options.words.empty()) return read_input("the text");
   std::string text;
   for (const std::string& word : options.words) text += (text.empty() ? "" : " ") + word;
   return text;
@@ -50,11 +40,6 @@ EncodeOptions encode_options(const TokenizeOptions& options) {
 
 std::string joined(const std::vector<std::int64_t>& ids, const char* separator) {
   return fmt::format("{}", fmt::join(ids, separator));
-}
-
-void print(const std::string& text) {
-  check(std::fwrite(text.data(), 1, text.size(), stdout) == text.size(),
-        "standard output could not be written");
 }
 
 std::vector<std::int64_t> parse_ids(const std::string& text) {
@@ -100,33 +85,30 @@ void print_table(const Tokenizer& tokenizer, const Encoding& encoding, const std
     if (encoding.is_special[i] == 0 && source != token) lines += fmt::format("  ({})", source);
     lines += '\n';
   }
-  print(lines);
-  fmt::print(stderr, "{} tokens by {}\n", encoding.ids.size(), tokenizer.kind());
+  write_output(lines);
+  print_err("{} tokens by {}\n", encoding.ids.size(), tokenizer.kind());
 }
 
 // One JSON text per line in, one list of ids per line out. Lines go out as soon as nothing more is
 // waiting to be read, so that a program at both ends of the pipe never waits for itself.
 void run_json_lines(const Tokenizer& tokenizer, const TokenizeOptions& options) {
-  std::ios::sync_with_stdio(false);
-  std::string line, out;
-  for (std::size_t number = 1; std::getline(std::cin, line); ++number) {
-    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    const auto text = nlohmann::json::parse(line, nullptr, false);
+  std::string out;
+  std::size_t number = 0;
+  const auto flush = [&] { write_output(std::exchange(out, "")); };
+  const auto encode_line = [&](std::string_view line) {
+    ++number;
+    if (line.find_first_not_of(" \t\r") == line.npos) return;
+    const auto text = nlohmann::json::parse(line.begin(), line.end(), nullptr, false);
     if (!text.is_string()) {
-      print(out);  // what came before was right
+      flush();  // what came before was right
       fail("line {} is not a JSON text", number);
     }
     out +=
         '[' +
         joined(tokenizer.encode(text.get_ref<const std::string&>(), encode_options(options)), ",") +
         "]\n";
-    const bool more_waits = std::cin.rdbuf()->in_avail() > 0;
-    if (more_waits && out.size() < (std::size_t{1} << 16)) continue;
-    print(out);
-    std::fflush(stdout);
-    out.clear();
-  }
-  print(out);
+  };
+  each_input_line(encode_line, flush);
 }
 
 void run_tokenize(const TokenizeOptions& options) {
@@ -134,18 +116,19 @@ void run_tokenize(const TokenizeOptions& options) {
   if (options.json_lines) return run_json_lines(tokenizer, options);
   const std::string text = given_text(options);
   if (options.decode) {
-    print(tokenizer.decode(parse_ids(text), {.skip_special = !options.keep_special}) + '\n');
+    write_output(tokenizer.decode(parse_ids(text), {.skip_special = !options.keep_special}) + '\n');
     return;
   }
   if (options.ids || options.count) {
     const auto ids = tokenizer.encode(text, encode_options(options));
-    print(options.count ? fmt::format("{}\n", ids.size()) : joined(ids, " ") + '\n');
+    write_output(options.count ? fmt::format("{}\n", ids.size()) : joined(ids, " ") + '\n');
     return;
   }
   const Encoding encoding = tokenizer.encode_spans(text, encode_options(options));
   if (!options.json) return print_table(tokenizer, encoding, text);
-  print(report(tokenizer, encoding).dump(-1, ' ', false, ordered_json::error_handler_t::replace) +
-        '\n');
+  write_output(
+      report(tokenizer, encoding).dump(-1, ' ', false, ordered_json::error_handler_t::replace) +
+      '\n');
 }
 
 }  // namespace
@@ -158,7 +141,8 @@ void add_tokenize(CLI::App& app, Job& job) {
   command
       ->add_option("path", options->path,
                    "A folder with tokenizer.json or another tokenizer, or one of its files")
-      ->required();
+      ->required()
+      ->type_name("FILE");
   command->add_option("text", options->words, "The text (default: standard input)");
   CLI::Option* ids = command->add_flag("--ids", options->ids, "Print the ids alone");
   CLI::Option* json =
@@ -181,7 +165,7 @@ void add_tokenize(CLI::App& app, Job& job) {
                  "When decoding, show special tokens such as [CLS] and </s>")
       ->needs(decode);
   command->add_option("--max-tokens", options->max_tokens, "Cut the text to at most so many tokens")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1 << 30));
   command->callback([&job, options] { job = [options] { run_tokenize(*options); }; });
 }
 

@@ -7,6 +7,7 @@
 
 #include "command.h"
 #include "core/check.h"
+#include "output.h"
 #include "progress.h"
 #include "qkv/tokenizer.h"
 
@@ -33,7 +34,7 @@ void run_train(const TrainOptions& options) {
   check(!error, "{}: {}", options.out, error.message());
   const std::string path = (std::filesystem::path(options.out) / "tokenizer.json").string();
   tokenizer.save(path);
-  fmt::print("{}: {}\n", path, tokenizer.kind());
+  print_out("{}: {}\n", path, tokenizer.kind());
 }
 
 }  // namespace
@@ -59,8 +60,10 @@ void add_tokenizer(CLI::App& app, Job& job) {
                    "Special tokens, which get the first ids (default: <|endoftext|>; for unigram "
                    "<pad>,</s>,<unk>)")
       ->delimiter(',');
-  command->add_option("--out", options->out, "Folder for tokenizer.json")->required();
-  command->add_option("files", options->files, "Text files")->required();
+  command->add_option("--out", options->out, "Folder for tokenizer.json")
+      ->required()
+      ->type_name("DIR");
+  command->add_option("files", options->files, "Text files")->required()->type_name("FILE");
   command->callback([&job, options] { job = [options] { run_train(*options); }; });
 }
 

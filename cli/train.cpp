@@ -24,7 +24,7 @@ struct TrainCommand {
   std::string config, out, device;
   std::vector<std::string> changes;
   int threads = 0;
-  bool resume = false, json = false;
+  bool resume = false, force = false, json = false;
 };
 
 std::string tokens_text(double rate) {
@@ -40,11 +40,11 @@ class Teller {
         r.steps, r.epoch, r.loss, r.lr, r.gradient_norm, tokens_text(r.tokens_per_second),
         time_text(r.seconds_left));
     if (!terminal_) {
-      fmt::print(stderr, "{}\n", line);
+      print_err("{}\n", line);
     } else {
-      fmt::print(stderr, "\r\x1b[K{} {}", bar_text(r.step, r.steps), line);
+      std::fputs("\r\x1b[K", stderr);
+      print_err("{} {}", bar_text(r.step, r.steps), line);
       drawn_ = true;
-      std::fflush(stderr);
     }
     for (const std::string& warning : r.warnings) note("step {}: {}", r.step, warning);
   }
@@ -59,13 +59,39 @@ class Teller {
   void note(fmt::format_string<Args...> format, Args&&... args) {
     if (drawn_) std::fputs("\r\x1b[K", stderr);
     drawn_ = false;
-    fmt::print(stderr, format, std::forward<Args>(args)...);
-    std::fputc('\n', stderr);
+    print_err("{}\n", fmt::format(format, std::forward<Args>(args)...));
   }
 
  private:
   bool terminal_ = ::isatty(STDERR_FILENO) == 1, drawn_ = false;
 };
+
+// As a shell reads it back.
+std::string quoted(const std::string& word) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,+%@";
+  if (!word.empty() && word.find_first_not_of(kPlain) == word.npos) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
+// A path that begins like an option must not be taken for one.
+std::string quoted_path(const std::string& path) {
+  return quoted(path.starts_with('-') ? "./" + path : path);
+}
+
+// The same command, to go on with.
+std::string resume_command(const TrainCommand& o) {
+  std::string text = "qkv train " + quoted_path(o.config);
+  if (!o.changes.empty()) text += " --set";
+  for (const std::string& change : o.changes) text += " " + quoted(change);
+  if (!o.out.empty()) text += " --out " + quoted_path(o.out);
+  if (!o.device.empty()) text += " --device " + quoted(o.device);
+  if (o.threads > 0) text += fmt::format(" --threads {}", o.threads);
+  if (o.json) text += " --json";
+  return text + " --resume";
+}
 
 void print_result(const TrainCommand& o, const TrainConfig& config, const TrainResult& result) {
   if (o.json) {
@@ -73,6 +99,7 @@ void print_result(const TrainCommand& o, const TrainConfig& config, const TrainR
                       {"finished", result.finished},
                       {"out", config.out},
                       {"model", result.model}};
+    if (!result.finished) json["resume"] = resume_command(o);
     if (result.best) {
       json["best"] = {{"step", result.best->step}, {"loss", result.best->loss}};
       if (result.best->bleu) json["best"]["bleu"] = *result.best->bleu;
@@ -80,10 +107,8 @@ void print_result(const TrainCommand& o, const TrainConfig& config, const TrainR
     return print_json(json);
   }
   if (result.finished) return write_output(fmt::format("the model is in {}\n", result.model));
-  write_output(
-      fmt::format("stopped after step {}, saved in {}\ngo on with: qkv train {} --out {} "
-                  "--resume\n",
-                  result.steps, result.model, o.config, config.out));
+  write_output(fmt::format("stopped after step {}, saved in {}\ngo on with: {}\n", result.steps,
+                           result.model, resume_command(o)));
 }
 
 void run_train(const TrainCommand& o) {
@@ -104,7 +129,7 @@ void run_train(const TrainCommand& o) {
   events.on_step = [&](const StepReport& report) { teller.step(report); };
   events.on_evaluation = [&](const Evaluation& e) { teller.evaluation(e); };
   events.should_stop = [] { return interrupted(); };
-  Trainer trainer(config, events, o.resume);
+  Trainer trainer(config, events, o.resume, o.force);
   print_result(o, config, trainer.run());
 }
 
@@ -122,7 +147,12 @@ void add_train(CLI::App& app, Job& job) {
       ->type_name("DIR");
   command->add_option("--set", o->changes, "Change keys of the config: optimizer.lr=0.001")
       ->type_name("KEY=VALUE");
-  command->add_flag("--resume", o->resume, "Go on where the run in the folder stopped");
+  CLI::Option* resume =
+      command->add_flag("--resume", o->resume, "Go on where the run in the folder stopped");
+  command
+      ->add_flag("--force", o->force,
+                 "Go on although data, tokenizer or config differ, or checksums are wrong")
+      ->needs(resume);
   command->add_option("--device", o->device, "Where to train (default: as the config says)")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   command->add_option("--threads", o->threads, "Threads to use (default: all cores)")

@@ -47,13 +47,14 @@ void run_translate(TranslateCommand& o) {
   const Tokenizer tokenizer = Tokenizer::load(o.model);
   o.options.prefix = prefix_of(o.from, tokenizer);
   if (o.texts.empty()) o.texts = read_input_lines("a sentence a line");
-  watch_interrupts();
+  watch_interrupts(kInterruptSeconds);
   const auto start = std::chrono::steady_clock::now();
   Progress progress("translating");
   o.options.on_batch = [&](std::size_t done, std::size_t total) {
     progress.update(static_cast<int>(done), static_cast<int>(total));
     return !interrupted();
   };
+  o.options.on_step = [] { return !interrupted(); };
   const std::vector<std::string> outputs = translate(*model, tokenizer, o.texts, o.options);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   if (o.common.json) {
@@ -67,8 +68,8 @@ void run_translate(TranslateCommand& o) {
   for (const std::string& output : outputs) all += output + "\n";
   write_output(all);
   if (!o.quiet && outputs.size() > 1) {
-    fmt::print(stderr, "{} sentences in {:.1f} s, {:.0f} a minute\n", outputs.size(),
-               seconds.count(), 60 * static_cast<double>(outputs.size()) / seconds.count());
+    print_err("{} sentences in {:.1f} s, {:.0f} a minute\n", outputs.size(), seconds.count(),
+              60 * static_cast<double>(outputs.size()) / seconds.count());
   }
 }
 
@@ -88,10 +89,10 @@ void add_translate(CLI::App& app, Job& job) {
                       "The language of the texts: fr, de, es (default: found out)");
   command->add_option("--beams", o->options.beams, "Beams of the search; 1 is greedy")
       ->check(CLI::Range(1, 64))
-      ->capture_default_str();
+      ->default_str("as the model says, else 4");
   command->add_option("--length-penalty", o->options.length_penalty, "> 1 favours long sentences")
       ->check(CLI::Range(0.0, 10.0))
-      ->capture_default_str();
+      ->default_str("as the model says, else 1");
   command->add_option("--dtype", o->dtype, "Convert the weights first: f32, bf16, f16 or i8")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "i8"}));
   command->add_flag("--quiet", o->quiet, "Do not tell how fast it was");

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "command.h"
+#include "io/shown.h"
+#include "output.h"
 #include "qkv/cpu.h"
 #include "qkv/error.h"
 #include "verify_model.h"
@@ -40,18 +42,13 @@ void run_verify(const VerifyOptions& options) {
                      {"failed", report.failed()},
                      {"compared", report.json()}});
     } else {
-      fmt::print("{}\n{}", folder, report.text(options.verbose));
-      std::fflush(stdout);
+      print_out("{}\n{}", shown_text(folder), shown_text(report.text(options.verbose)));
     }
   }
   if (options.common.json) {
-    fmt::print(
-        "{}\n",
-        nlohmann::ordered_json{
-            {"target", cpu_target()}, {"passed", passed}, {"failed", failed}, {"models", all}}
-            .dump(2));
+    print_json({{"target", cpu_target()}, {"passed", passed}, {"failed", failed}, {"models", all}});
   } else {
-    fmt::print("{} passed, {} failed\n", passed, failed);
+    print_out("{} passed, {} failed\n", passed, failed);
   }
   if (failed > 0)
     throw Error(fmt::format("verify: {} of {} comparisons failed", failed, passed + failed));

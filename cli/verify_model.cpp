@@ -193,7 +193,7 @@ class Verification {
     } else if (greedy.defined()) {
       prompts = {{rows_of(greedy).front().front()}};
     }
-    GenerateOptions options;
+    GenerateOptions options{.temperature = 0, .beams = 1};
     // Expected sequences run on past eos, except Marian's.
     const bool eos_ends = model_->info().family == "marian";
     if (!eos_ends) options.stop_ids = Ids{};
@@ -266,7 +266,9 @@ class Verification {
     if (!expected.defined()) return;
     const Ids tokens = rows_of(expected).front();
     Ids whole{model_->info().decoder_start_id};
-    const Ids got = generate(*model_, rows_of(in.ids), {.max_new_tokens = 40}).front();
+    const Ids got =
+        generate(*model_, rows_of(in.ids), {.max_new_tokens = 40, .temperature = 0, .beams = 1})
+            .front();
     whole.insert(whole.end(), got.begin(), got.end());
     compare_generated(narrow_ ? "gen.greedy." + i : "gen." + i, whole, tokens);
     in.decoder_ids = slice(expected, 1, 0, expected.size(1) - 1);

@@ -1,4 +1,4 @@
-# What no compiler checks, as tests: who may include whom, that the README's code is code that
+# What no compiler checks, as tests: who may include whom, that no name has two definitions, that the README's code is code that
 # runs, and that a recipe prepares the words it says. They read the source tree, and ../shared where it is.
 find_package(Python3 COMPONENTS Interpreter QUIET)
 if(NOT Python3_FOUND)
@@ -10,6 +10,7 @@ function(qkv_check name)
 endfunction()
 
 qkv_check(check_levels tools/check-levels)
+qkv_check(check_names tools/check-names)
 qkv_check(check_readme tools/check-readme)
 qkv_check(check_tools tools/checks_test.py)
 qkv_check(check_multi30k tests/multi30k_test.py)

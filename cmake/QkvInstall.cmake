@@ -20,5 +20,9 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/qkv-config.cmake
 # Relative to the .pc file, so that an installed copy may be moved.
 set(qkv_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH qkv_pc_prefix /prefix/${qkv_pc_dir} /prefix)
+set(qkv_pc_requires)
+if(qkv_type STREQUAL "STATIC_LIBRARY")  # a shared one has them in it
+  set(qkv_pc_requires "Requires.private: libhwy fmt libutf8proc\n")
+endif()
 configure_file(cmake/qkv.pc.in qkv.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/qkv.pc DESTINATION ${qkv_pc_dir})

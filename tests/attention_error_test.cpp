@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 
+#include "expect_error.h"
 #include "qkv/error.h"
 #include "qkv/ops.h"
 #include "support/attention_check.h"
@@ -380,6 +381,18 @@ TEST(AttentionError, Targets) {
   const std::string message = message_of([] { set_cpu_target("abacus"); });
   EXPECT_THAT(message, HasSubstr("abacus"));
   for (const std::string& target : cpu_targets()) EXPECT_THAT(message, HasSubstr(target));
+}
+
+TEST(AttentionStatistics, AStatisticThatWasNotAskedForSaysHow) {
+  const Tensor x = Tensor::zeros({1, 2, 3, 4});
+  const AttentionForward f = attention_forward(x, x, x, {.statistics = Statistics::max_logit});
+  EXPECT_EQ(f.statistics.max_logit.to_vector<float>().size(), 2u);
+  EXPECT_ERROR("entropy is computed where AttentionOptions::statistics has entropy",
+               f.statistics.entropy.to_vector<float>());
+  EXPECT_ERROR("top_index is computed where AttentionOptions::statistics has top_weight",
+               f.statistics.top_index.to_vector<std::int32_t>());
+  EXPECT_ERROR("score_var", f.statistics.score_var.device());
+  EXPECT_ERROR("received", sum(f.statistics.received));
 }
 
 }  // namespace

@@ -151,6 +151,72 @@ class Text(GenerateTest):
             self.assertIn("empty text", self.refused(folder, "a", "--stop", ""))
 
 
+class Checkpoint(GenerateTest):
+    """What generation_config.json decides, and what the options decide instead."""
+
+    def model(self, **generation):
+        model = TextModel("gpt2", eos_token_id=None)
+        self.addCleanup(model.temporary.cleanup)
+        model.write("generation_config.json", json.dumps(generation))
+        return model.folder
+
+    def test_any_of_its_ends_ends_a_reply_and_is_not_shown(self):
+        free = self.json(self.model(), "a b c", "--max-tokens", "12")
+        ends = [free["ids"][4], free["ids"][7]]
+        first = min(free["ids"].index(end) for end in ends)
+        folder = self.model(eos_token_id=ends)
+        run = self.json(folder, "a b c", "--max-tokens", "12")
+        self.assertEqual((run["ids"], run["ended"]), (free["ids"][:first + 1], "eos"))
+        self.assertEqual(run["text"].split(), free["text"].split()[:first])  # words, not special ones
+        self.assertEqual(self.output(folder, "a b c", "--max-tokens", "12"), run["text"] + "\n")
+        # Among ids it is one of them.
+        said = self.output(folder, "--ids", ids(run["prompt_ids"]), "--max-tokens", "12")
+        self.assertEqual(said, ids(run["ids"]) + "\n")
+
+    def test_it_samples_by_seed_unless_told_otherwise(self):
+        folder = self.model(do_sample=True, temperature=2.5, max_new_tokens=9)
+        first, again, other = (self.output(folder, "a b", "--seed", seed) for seed in "778")
+        self.assertEqual(first, again)
+        self.assertNotEqual(first, other)
+        plain = self.model()
+        greedy = self.output(plain, "a b", "--max-tokens", "9")
+        self.assertEqual(self.output(folder, "a b", "--temperature", "0"), greedy)
+        self.assertEqual(self.output(folder, "a b", "--top-k", "1"), greedy)
+        self.assertEqual(
+            self.output(folder, "a b", "--temperature", "0.7", "--seed", "5"),
+            self.output(plain, "a b", "--temperature", "0.7", "--seed", "5", "--max-tokens", "9",
+                        "--top-k", "50"))
+
+    def test_options_win(self):
+        folder = self.model(num_beams=3, no_repeat_ngram_size=1, max_new_tokens=4, min_new_tokens=2)
+        self.assertEqual(len(self.json(folder, "a b")["ids"]), 4)
+        plain = self.model()
+        options = ["--max-tokens", "9", "--min-tokens", "0"]
+        self.assertEqual(
+            self.output(folder, "a b", "--beams", "1", "--no-repeat-ngram", "0", *options),
+            self.output(plain, "a b", *options))
+        self.assertEqual(self.output(folder, "a b", *options),
+                         self.output(plain, "a b", "--beams", "3", "--no-repeat-ngram", "1", *options))
+
+    def test_its_stop_strings_end_a_reply(self):
+        free = self.json(self.model(), "a b c", "--max-tokens", "20")
+        words = free["text"].split()
+        stop = words[5] + " " + words[6]
+        run = self.json(self.model(stop_strings=[stop]), "a b c", "--max-tokens", "20")
+        self.assertEqual(run["text"], free["text"][:free["text"].index(stop)])
+        self.assertEqual(run["ended"], "stop")
+
+    def test_nonsense_is_named(self):
+        self.assertIn("generation_config.json: top_p must be a number from 0 to 1, got 7",
+                      self.refused(self.model(top_p=7), "a"))
+        self.assertIn("guidance_scale 2 would change what is generated",
+                      self.refused(self.model(guidance_scale=2), "a"))
+        for option in ("top-p", "min-p", "temperature", "length-penalty", "repetition-penalty"):
+            run = generate(self.model(), "a", f"--{option}", "nan")
+            self.assertEqual((run.returncode, run.stdout), (2, ""), run.stderr)
+            self.assertIn(f"--{option}: expected a number", run.stderr)
+
+
 class Endings(unittest.TestCase):
     def start(self, folder, *arguments):
         process = subprocess.Popen([QKV, "generate", folder, "--ids", "5 6", *arguments],

@@ -53,6 +53,23 @@ class Misspelt(unittest.TestCase):
     def test_a_name_like_no_other_gets_no_advice(self):
         self.assertIn("there is no command xylophone", self.refused("xylophone"))
         self.assertNotIn("did you mean", self.refused("xylophone"))
+        for arguments in (["foo"], ["xyz"], ["a"], [""], ["bench", "moon"], ["info", "--abacus"],
+                          ["info", "--x"], ["completion", "fsch"],
+                          ["x" * 100000]):
+            self.assertNotIn("did you mean", self.refused(*arguments), arguments[-1][:20])
+
+    def test_values_and_help_are_offered_too(self):
+        self.assertIn("did you mean bash?", self.refused("completion", "bsah"))
+        self.assertIn("did you mean cuda?", self.refused("info", "--device", "cdua"))
+        self.assertIn("did you mean bench?", qkv("help", "bnech").stderr)
+
+    def test_help_of_what_is_not_there_is_no_help(self):
+        self.assertIn("there is no command foo", self.refused("foo", "--help"))
+        self.assertIn("did you mean model?", self.refused("bench", "modle", "--help"))
+
+    def test_a_text_that_looks_like_an_option(self):
+        self.assertIn("behind --", self.refused("translate", "-foo"))
+        self.assertIn("there is no option -x", self.refused("-x"))
 
 
 class Completion(unittest.TestCase):

@@ -234,6 +234,60 @@ class Usage(unittest.TestCase):
             self.assertRegex(run.stderr.splitlines()[-1], r"^qkv: .+")
 
 
+class Numbers(unittest.TestCase):
+    """What an option takes, what it refuses, and that the answer names option, value and range."""
+
+    SEEDS = (["study", "scale", *SMALL_STUDY[2:]], ["study", "train", "--steps", "2"],
+             ["study", "approx", "text", "--model", "none"],
+             ["generate", os.path.join(GOLDENS, "gpt2"), "--ids", "1", "--max-tokens", "1"])
+
+    def test_seeds(self):
+        for command in self.SEEDS:
+            for seed in ("-1", "1e3", "0x10", "99999999999999999999", "18446744073709551616", "",
+                         "nan", "1.0", "seven", " 7", "--json"):
+                for arguments in (["--seed", seed], [f"--seed={seed}"]):
+                    run = qkv(*command, *arguments)
+                    self.assertEqual((run.returncode, run.stdout), (2, ""), (command, arguments))
+                    got = f"'{seed}'" if seed else "nothing"
+                    self.assertIn("--seed: expected a whole number from 0 to 18446744073709551615, "
+                                  f"got {got} ", run.stderr)
+        for seed in ("0", "007", "+7", "18446744073709551615"):
+            self.assertEqual(qkv(*SMALL_STUDY, "--seed", seed).returncode, 0, seed)
+        seven, octal = (qkv(*SMALL_STUDY, "--seed", seed).stdout for seed in ("10", "010"))
+        self.assertEqual(seven, octal)
+
+    def test_ranges(self):
+        for arguments, answer in (
+                (["info", "--threads", "0"], "--threads: expected a whole number from 1 to 1024, "
+                                             "got '0'"),
+                (["info", "--threads", "1e3"], "got '1e3'"), (["info", "--threads="], "got nothing"),
+                (["info", "--threads"], "--threads: a value is missing"),
+                (["info", "--threads", "1", "--threads", "2"], "--threads: one value is expected, "
+                                                               "got 2"),
+                (["encode", "m", "--batch", "-5"], "--batch: expected a whole number from 1 to 4096"),
+                (["study", "scale", "--input-variance", "nan"], "a number from 1e-06 to 1000, got "),
+                (["study", "scale", "--input-variance", "inf"], "got 'inf'"),
+                (["generate", "m", "--top-p", "nan"], "--top-p: expected a number from 0 to 1, got"),
+                (["tokenize", "t", "--max-tokens", "-1"], "from 0 to 1073741824, got '-1'"),
+                (["bench", "attention", "--mask", "window:9223372036854775807,0"], "at most"),
+                (["bench", "attention", "--dtype", "f23"], "expected f32, bf16 or f16, got 'f23'; "
+                                                           "did you mean f32?"),
+                (["study", "scale", "--out="], "--out: expected a path, got nothing"),
+                (["info", "--json=abc"], "--json: a flag takes no value"),
+                (["inspect", "a", "b"], "one argument too many: b"),
+                ([], "a command is missing")):
+            run = qkv(*arguments)
+            self.assertEqual((run.returncode, run.stdout), (2, ""), arguments)
+            self.assertRegex(run.stderr, r"^qkv: .*\n$")
+            self.assertIn(answer, run.stderr)
+
+    def test_threads_of_the_environment(self):
+        run = qkv("info", QKV_THREADS="garbage")
+        self.assertIn(run.returncode, (0, 1, 2))  # never a signal
+        if run.returncode != 0:
+            self.assertRegex(run.stderr, r"^qkv: .*QKV_THREADS.*\n$")
+
+
 class Info(unittest.TestCase):
     def test_json(self):
         run = qkv("info", "--json", "--threads", "2")
@@ -445,6 +499,51 @@ class Inspect(unittest.TestCase):
         self.assertIn("?[2J???", run.stdout)
         self.assertFalse(set("\x1b\x07\x9b") & set(run.stdout))
         self.assertEqual(self.inspect(path)["tensors"][0]["name"], "\x1b[2J\n\x9b")
+
+    def test_other_files_are_called_what_they_are(self):
+        pointer = (b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 +
+                   b"\nsize 4242\n")
+        for content, part in ((pointer, "a Git LFS pointer in place of the file; fetch it with `git "
+                                        "lfs pull`"),
+                              (b"GGUF\3\0\0\0" + bytes(60), "but a GGUF file"),
+                              (b"\x80\4\x95" + bytes(60), "but a Python pickle"),
+                              (b"PK\3\4" + bytes(60), "safetensors.torch.save_file"),
+                              (b"\x1f\x8b\x08" + bytes(60), "but a gzip archive"),
+                              (b"\x89PNG\r\n\x1a\n" + bytes(60), "but a PNG image"),
+                              (b"<!doctype HTML>\n<html></html>", "but an HTML page"),
+                              (b'{"model_type": "gpt2"}', "but a JSON file"),
+                              (b"root:x:0:0:root:/root:/bin/bash\n" * 40, "but a text file"),
+                              ("größer\r\n".encode() * 60, "but a text file"),
+                              (b"", "too few for a safetensors file: it is empty"),
+                              (b"\xee" * 600, "does not fit")):
+            run = qkv("inspect", self.write("other.safetensors", content))
+            self.assertEqual((run.returncode, run.stdout), (1, ""), part)
+            self.assertRegex(run.stderr, r"^qkv: '.*other.safetensors': .*\n$")
+            self.assertIn(part, run.stderr)
+
+    def test_a_pointer_of_git_lfs_is_never_read_as_the_file(self):
+        pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4242\n"
+        for name in ("config.json", "tokenizer.json", "tokenizer.model", "vocab.txt", "lines.txt"):
+            self.write(name, pointer)
+        path = os.path.join(self.folder, "lines.txt")
+        for arguments in (["verify", self.folder], ["tokenize", self.folder, "x"],
+                          ["tokenize", os.path.join(self.folder, "tokenizer.model"), "x"],
+                          ["tokenize", os.path.join(self.folder, "vocab.txt"), "x"],
+                          ["bleu", path, path], ["train", os.path.join(self.folder, "config.json")],
+                          ["inspect", os.path.join(self.folder, "config.json")]):
+            run = qkv(*arguments)
+            self.assertEqual(run.returncode, 1, arguments)
+            self.assertIn("git lfs pull", run.stderr + run.stdout, arguments)
+
+    def test_weights_in_another_format_are_named(self):
+        os.remove(self.file)
+        self.write("pytorch_model.bin", b"PK")
+        run = qkv("inspect", self.folder)
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("no model.safetensors.index.json (it has pytorch_model.bin)", run.stderr)
+        self.write("config.json", b"\x89PNG\r\n")
+        self.assertIn("config.json: not valid JSON at byte 1: this is a PNG image",
+                      qkv("generate", self.folder, "x").stderr)
 
     def test_failures_are_one_line(self):
         empty = os.path.join(self.folder, "empty")

@@ -210,6 +210,19 @@ class Classify(TextTest):
             self.assertIn("use qkv fill", self.refused("classify", folder, "a"))
 
 
+class Broken(TextTest):
+    """Models whose weights are NaN."""
+
+    def test_their_answers_are_not_ranked(self):
+        for golden, command, text, tensor in (
+                ("bert-masked-lm", "fill", "a ___", "bert.embeddings.word_embeddings.weight"),
+                ("bert-classifier", "classify", "a", "classifier.weight")):
+            model = TextModel(golden)
+            self.addCleanup(model.temporary.cleanup)
+            model.spoil(tensor)
+            self.assertIn("the logits are not numbers", self.refused(command, model.folder, text))
+
+
 class Progress(unittest.TestCase):
     LINES = 12000
 

@@ -6,9 +6,11 @@ give the bits of a run that was left alone.
 """
 import hashlib
 import json
+import os
 import pathlib
 import random
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import tempfile
 import time
 import unittest
 
-QKV = sys.argv.pop(1)
+QKV = os.path.abspath(sys.argv.pop(1))
 
 WORDS = "zero one two three four five six seven eight nine".split()
 
@@ -148,6 +150,111 @@ class Train(unittest.TestCase):
         self.assertEqual(more.returncode, 0, more.stderr)
         self.assertEqual(self.sums(run)["model/model.safetensors"],
                          self.sums(self.whole)["model/model.safetensors"])
+
+    def interrupt(self, *arguments):
+        """The standard output of a run that met Ctrl-C at its fifth step."""
+        process = subprocess.Popen([QKV, "train", *map(str, arguments)], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        for line in process.stderr:
+            if line.startswith("5/60"):
+                process.send_signal(signal.SIGINT)
+                break
+        out, _ = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130)
+        return out
+
+    def shell(self, command):
+        """As a person who copies it; `qkv` is the one that is tested."""
+        programs = self.folder / "programs"
+        programs.mkdir(exist_ok=True)
+        (programs / "qkv").unlink(missing_ok=True)
+        (programs / "qkv").symlink_to(QKV)
+        path = f"{programs}:{os.environ['PATH']}"
+        return subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300,
+                              env={**os.environ, "PATH": path})
+
+    def test_the_hint_after_ctrl_c_is_the_whole_command(self):
+        changes = ["optimizer.lr=0.002", "samples=[\"it's one\"]", "save_every=999",
+                   "keep=1"]
+        whole, run = self.folder / "changed whole", self.folder / "it's changed"
+        done = qkv("train", self.config, "--set", *changes, "--out", whole)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        out = self.interrupt(self.config, "--set", *changes, "--out", run, "--device", "cpu",
+                             "--threads", 1)
+        hint = out.partition("go on with: ")[2].strip()
+        self.assertTrue(hint.startswith("qkv train "), out)
+        for part in ["--device cpu", "--threads 1", "--resume", "optimizer.lr=0.002"]:
+            self.assertIn(part, hint)
+        more = self.shell(hint)
+        self.assertEqual(more.returncode, 0, more.stderr)
+        self.assertNotIn(" was ", more.stderr)  # no key has another value
+        self.assertEqual(self.sums(run), self.sums(whole))
+        self.assertEqual(self.metrics(run), self.metrics(whole))
+
+    def test_the_config_in_the_folder_goes_on(self):
+        run = self.folder / "own config"
+        said = json.loads(self.interrupt(self.config, "--out", run, "--json"))
+        self.assertEqual(shlex.split(said["resume"]),
+                         ["qkv", "train", str(self.config), "--out", str(run), "--json", "--resume"])
+        moved = self.folder / "moved"
+        run.rename(moved)
+        more = qkv("train", "train.json", "--resume", cwd=moved)
+        self.assertEqual(more.returncode, 0, more.stderr)
+        self.assertNotIn(" was ", more.stderr)
+        self.assertEqual(self.sums(moved)["model/model.safetensors"],
+                         self.sums(self.whole)["model/model.safetensors"])
+
+    def test_another_run_is_refused_without_force(self):
+        run = self.folder / "forced"
+        self.interrupt(self.config, "--out", run)
+        before = self.sums(run)
+        arguments = ["train", self.config, "--out", run, "--set", "label_smoothing=0", "steps=30"]
+        refused = qkv(*arguments, "--resume")
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("label_smoothing was 0.1, now 0.0", refused.stderr)
+        self.assertNotIn("steps was", refused.stderr)
+        self.assertEqual(self.sums(run), before)
+        self.assertEqual(qkv(*arguments, "--force").returncode, 2)  # of a run that begins
+        forced = qkv(*arguments, "--resume", "--force")
+        self.assertEqual(forced.returncode, 0, forced.stderr)
+        self.assertIn("label_smoothing was 0.1, now 0.0", forced.stderr)
+        self.assertIn("steps was 60, now 30", forced.stderr)
+
+    def test_a_folder_has_one_process(self):
+        run = self.folder / "locked"
+        endless = [QKV, "train", self.config, "--out", run, "--set", "steps=100000", "patience=0"]
+        first = subprocess.Popen(endless, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            while not list(run.glob("checkpoint-*")):
+                time.sleep(0.01)
+            for _ in range(5):
+                second = qkv("train", self.config, "--out", run, "--resume")
+                self.assertEqual(second.returncode, 1)
+                self.assertIn(f"in use by process {first.pid} on ", second.stderr)
+                self.assertIn(str(run), second.stderr)
+            self.assertIsNone(first.poll())
+        finally:
+            first.kill()
+            first.wait()
+        # The kernel has let go of the lock, whatever is left in its file.
+        newest = max(int(p.name[11:]) for p in run.glob("checkpoint-*"))
+        more = qkv("train", self.config, "--out", run, "--resume", "--set", f"steps={newest + 3}")
+        self.assertEqual(more.returncode, 0, more.stderr)
+
+    def test_a_damaged_checkpoint_is_passed_over(self):
+        run = self.folder / "damaged"
+        self.interrupt(self.config, "--out", run)
+        newest = max(run.glob("checkpoint-*"))
+        data = bytearray((newest / "optimizer.safetensors").read_bytes())
+        data[len(data) // 2] ^= 1
+        (newest / "optimizer.safetensors").write_bytes(data)
+        (run / "checkpoint-000000004.bak").mkdir()
+        (run / "checkpoint-zzz").mkdir()
+        more = qkv("train", self.config, "--out", run, "--resume")
+        self.assertEqual(more.returncode, 0, more.stderr)
+        self.assertIn(f"{newest.name} is passed over: optimizer.safetensors is damaged", more.stderr)
+        self.assertTrue((run / "checkpoint-000000004.bak").is_dir())
+        self.expect_same(run)
 
     def test_a_full_disk_loses_nothing(self):
         run = self.folder / "full"

@@ -226,6 +226,15 @@ TEST_F(Cuda, GeneratesAsTheCpuDoes) {
       EXPECT_EQ(generated(kGpu, options), generated(kCpu, options)) << name;
     }
     EXPECT_EQ(generated(kGpu, {.max_new_tokens = 12}), generated(kCpu, {.max_new_tokens = 12}));
+    for (const std::int64_t beams : {1, 3}) {
+      const GenerateOptions processed{.max_new_tokens = 12,
+                                      .min_new_tokens = 6,
+                                      .repetition_penalty = 1.1,
+                                      .no_repeat_ngram_size = 2,
+                                      .suppress_tokens = std::vector<std::int64_t>{15, 40, 46},
+                                      .beams = beams};
+      EXPECT_EQ(generated(kGpu, processed), generated(kCpu, processed)) << name << " " << beams;
+    }
   }
 }
 

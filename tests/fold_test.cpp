@@ -8,6 +8,8 @@
 #include "qkv/memory.h"
 #include "qkv/ops.h"
 #include "qkv/random.h"
+#include "qkv/threads.h"
+#include "support/attention_check.h"
 #include "support/values.h"
 
 namespace qkv {
@@ -52,6 +54,8 @@ TEST(Fold, ColumnsAreACopyWhereTheyDoNot) {
 // The gradient of E [k, S] is made once, not for every head.
 TEST(Fold, AGradientTakesNoMemoryPerHead) {
   const std::int64_t k = 128, length = 2048, heads = 64, size = 2;
+  const test::KeepSettings keep;
+  set_num_threads(2);  // each has some memory of its own
   const Tensor e = Generator(2).normal({k, length});
   for (const bool beside : {true, false}) {
     const Tensor b = beside ? transpose(Generator(3).normal({1, length, heads, size}), 1, 2)

@@ -4,13 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <set>
 
 #include "expect_error.h"
 #include "models/sampling.h"
 #include "qkv/error.h"
+#include "support/generation.h"
 #include "support/goldens.h"
 #include "support/temporary_folder.h"
 
@@ -170,21 +170,10 @@ TEST(Generate, BeamsArePenalizedByTheirLogProbabilities) {
   }
 }
 
-// The golden `name` with a generation_config.json.
-std::unique_ptr<Model> with_generation(const std::string& name, const std::string& generation,
-                                       const testing::TemporaryFolder& folder) {
-  for (const char* file : {"config.json", "model.safetensors"}) {
-    std::filesystem::copy_file(golden(name) + "/" + file, folder.path(file));
-  }
-  std::ofstream(folder.path("generation_config.json")) << generation;
-  return load_model(folder.path());
-}
-
 TEST(Generate, ACheckpointMayForceTheFirstAndTheLastToken) {
   for (const char* name : {"bart", "t5", "gpt2"}) {
-    const testing::TemporaryFolder folder;
-    const auto model = with_generation(
-        name, R"({"forced_bos_token_id": 5, "forced_eos_token_id": [60, 7]})", folder);
+    const auto model = test::with_generation(
+        name, R"({"forced_bos_token_id": 5, "forced_eos_token_id": [60, 7]})");
     const auto plain = load_model(golden(name));
     // A decoder that reads more than one token has its first token behind it.
     const bool is_decoder = model->info().kind == ModelKind::decoder;
@@ -213,11 +202,13 @@ TEST(Generate, ACheckpointMayForceTheFirstAndTheLastToken) {
 TEST(Generate, GenerationConfigDecidesAloneWhatIsForced) {
   const std::string config = R"({"model_type": "t5", "vocab_size": 8, "d_model": 4, "d_kv": 2,
     "num_layers": 1, "num_heads": 2, "d_ff": 4, "bos_token_id": 3, "forced_eos_token_id": 2})";
-  EXPECT_EQ(make_model(config)->info().forced_eos_ids, Ids{2});
-  EXPECT_EQ(make_model(config)->info().forced_bos_id, -1);
+  EXPECT_EQ(make_model(config)->info().generation.forced_eos_ids, Ids{2});
+  EXPECT_EQ(make_model(config)->info().generation.forced_bos_id, -1);
   const std::string older = config.substr(0, config.size() - 1);
-  EXPECT_EQ(
-      make_model(older + R"(, "force_bos_token_to_be_generated": true})")->info().forced_bos_id, 3);
+  EXPECT_EQ(make_model(older + R"(, "force_bos_token_to_be_generated": true})")
+                ->info()
+                .generation.forced_bos_id,
+            3);
   EXPECT_ERROR("forced_eos_token_id must be an integer from 0 to 7, got 8",
                make_model(std::string(older).replace(older.rfind('2'), 1, "8") + "}"));
 
@@ -228,12 +219,13 @@ TEST(Generate, GenerationConfigDecidesAloneWhatIsForced) {
     std::ofstream(path + "/generation_config.json") << generation;
     return load_model(path);
   };
-  EXPECT_TRUE(load_with("{}")->info().forced_eos_ids.empty());
-  EXPECT_TRUE(load_with(R"({"forced_eos_token_id": null})")->info().forced_eos_ids.empty());
+  EXPECT_TRUE(load_with("{}")->info().generation.forced_eos_ids.empty());
+  EXPECT_TRUE(
+      load_with(R"({"forced_eos_token_id": null})")->info().generation.forced_eos_ids.empty());
   const auto model = load_with(R"({"forced_eos_token_id": 4})");
-  EXPECT_EQ(model->info().forced_eos_ids, Ids{4});
+  EXPECT_EQ(model->info().generation.forced_eos_ids, Ids{4});
   save_model(*model, folder.path("again"));  // what is forced goes with the model
-  EXPECT_EQ(load_model(folder.path("again"))->info().forced_eos_ids, Ids{4});
+  EXPECT_EQ(load_model(folder.path("again"))->info().generation.forced_eos_ids, Ids{4});
   for (const char* broken :
        {"{", "[]", R"({"forced_eos_token_id": "last"})", R"({"forced_bos_token_id": [1, 2]})"}) {
     EXPECT_ERROR("model/generation_config.json: ", load_with(broken));

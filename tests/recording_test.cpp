@@ -9,6 +9,7 @@
 #include "expect_error.h"
 #include "models/decoding.h"
 #include "qkv/attention.h"
+#include "qkv/long_attention.h"
 #include "qkv/ops.h"
 #include "qkv/random.h"
 #include "support/devices.h"
@@ -52,6 +53,29 @@ TEST(StoreRows, GoWhereTheDeviceSays) {
       }
     }
   }
+}
+
+// Steps go on without a recording where there can be none, and nowhere else: not where there is no
+// memory, and not where something is wrong.
+TEST(Recording, OnlyWhatCannotBeRecordedIsDoneWithout) {
+  const Tensor x = Tensor::zeros({1});
+  EXPECT_TRUE(if_recordable([&] { return x; }).defined());
+  EXPECT_FALSE(if_recordable([&]() -> Tensor { throw NotRecordable("no"); }).defined());
+  EXPECT_THROW(if_recordable([&]() -> Tensor { throw OutOfMemory("no"); }), OutOfMemory);
+  EXPECT_THROW(if_recordable([&]() -> Tensor { throw Error("no"); }), Error);
+
+  EXPECT_THROW(backend(kCpu).record([] {}), NotRecordable);
+  const nn::StepPlace place{number(0, kCpu), Tensor::full({1}, 1, {DType::i32})};
+  nn::KvCache cache(4);
+  cache.place = place;
+  EXPECT_THROW(cache.append(0, Tensor::zeros({1, 1, 1, 2}), Tensor::zeros({1, 1, 1, 2})),
+               NotRecordable);
+  EXPECT_THROW(cache.sums(0, 1), NotRecordable);
+  const nn::Rotary rotary({.head_size = 4, .scaling = "dynamic", .original_positions = 8});
+  EXPECT_THROW(rotary(place.position, 4), NotRecordable);
+  nn::LongformerAttention layer({.hidden = 4, .heads = 1, .causal = true}, {.window = 2});
+  nn::initialize(layer, 1);
+  EXPECT_THROW(layer(Tensor::zeros({1, 1, 4}), {.cache = &cache}), NotRecordable);
 }
 
 // The same as lengths on the CPU, whichever kernel serves the call; wrong ones are cut.
@@ -104,6 +128,13 @@ TEST_F(Recorded, WhatNeedsTheHostIsAnError) {
   const auto recorded = [&](const std::function<void()>& body) { backend(kGpu).record(body); };
   EXPECT_ERROR("cannot be recorded", recorded([&] { to(Tensor::zeros({3}), kGpu); }));
   EXPECT_ERROR("", recorded([&] { x.to_vector<float>(); }));
+  EXPECT_THROW(recorded([&] { to(Tensor::zeros({3}), kGpu); }), NotRecordable);
+  EXPECT_THROW(recorded([&] { x.to_vector<float>(); }), NotRecordable);
+  EXPECT_THROW(recorded([&] { backend(kGpu).begin_reading(x); }), NotRecordable);
+  EXPECT_THROW(recorded([&] {
+                 Tensor::empty({std::int64_t{1} << 46}, {DType::u8, kGpu});
+               }),
+               OutOfMemory);
   EXPECT_ERROR("already", recorded([&] { recorded([] {}); }));
   EXPECT_ERROR("records nothing", backend(kCpu).record([] {}));
   // And all is well afterwards.
@@ -128,7 +159,7 @@ TEST_F(Recorded, StepsGiveWhatStepsGive) {
   for (const char* name : {"gpt2", "llama", "qwen3"}) {
     const auto model = load_model(golden(name), {.dtype = DType::bf16, .device = kGpu});
     const std::vector<std::vector<std::int64_t>> prompts{{5, 6, 7}, {8, 9, 10}};
-    const GenerateOptions options{.max_new_tokens = 20};
+    const DecodingOptions options{.max_new_tokens = 20};
     Decoding recorded(*model, prompts, options), plain(*model, prompts, options);
     plain.records = false;
     const auto close = [&](const Tensor& a, const Tensor& b, int step) {

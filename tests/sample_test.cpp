@@ -55,9 +55,7 @@ std::int64_t reference(const std::vector<float>& logits, double draw, const Samp
   const double best = logits[order[0]];
   if (o.temperature == 0) return static_cast<std::int64_t>(order[0]);
   const auto weight = [&](std::size_t i) { return std::exp((logits[i] - best) / o.temperature); };
-  const double least = std::max(o.min_p, std::exp2(-kWeightBits));
-  const auto is_unlikely = [&](std::size_t i) { return weight(i) < least; };
-  std::erase_if(order, is_unlikely);
+  std::erase_if(order, [&](std::size_t i) { return weight(i) < std::exp2(-kWeightBits); });
   if (o.top_k > 0) order.resize(std::min<std::size_t>(order.size(), o.top_k));
   double total = 0, reached = 0;
   for (const std::size_t i : order) total += weight(i);
@@ -66,6 +64,9 @@ std::int64_t reference(const std::vector<float>& logits, double draw, const Samp
     reached += weight(order[kept++]);
   }
   order.resize(kept);
+  std::erase_if(order, [&](std::size_t i) { return weight(i) < o.min_p; });
+  reached = 0;
+  for (const std::size_t i : order) reached += weight(i);
   std::sort(order.begin(), order.end());
   double left = draw * reached;
   for (const std::size_t i : order) {
@@ -131,6 +132,8 @@ TEST(Sampling, CutsWhatItSays) {
     EXPECT_EQ(possible({.temperature = 1, .min_p = 0.3}), (Set{0, 1}));
     EXPECT_EQ(possible({.temperature = 1, .min_p = 1}), (Set{0}));
     EXPECT_EQ(possible({.temperature = 1, .top_k = 3, .top_p = 0.8}), (Set{0, 1}));
+    // top_p is a share of what min_p has not cut yet, as in transformers.
+    EXPECT_EQ(possible({.temperature = 1, .top_p = 0.6, .min_p = 0.3}), (Set{0, 1}));
   }
 }
 

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -93,7 +94,61 @@ TEST(Tensor, HandsOutOnlyItsOwnType) {
   EXPECT_ERROR("holds f32, not f16", x.to_vector<f16>());
 }
 
+TEST(Tensor, SaysWhyItIsUndefined) {
+  const Tensor plain, absent = Tensor::undefined("nobody asked");
+  EXPECT_FALSE(absent.defined());
+  EXPECT_EQ(absent.id(), 0u);
+  EXPECT_EQ(testing::error_of([&] { plain.device(); }), "an undefined tensor has no device");
+  EXPECT_ERROR("no device: nobody asked", absent.device());
+  EXPECT_ERROR("no data: nobody asked", absent.raw());
+  EXPECT_ERROR("no data: nobody asked", absent.data<std::int32_t>());
+  EXPECT_ERROR("no data: nobody asked", absent.to_vector<std::int32_t>());
+  EXPECT_ERROR("no data: nobody asked", absent.to_vector<double>());
+  EXPECT_ERROR("view: the tensor is undefined: nobody asked", absent.view({}, {}, 0));
+  EXPECT_ERROR("contiguous: x is undefined: nobody asked", contiguous(absent));
+  EXPECT_EQ(Tensor::zeros({1}).why_undefined(), "");
+}
+
+TEST(Tensor, GivesDoublesOfEveryDtypeThatTheyHold) {
+  const std::vector<double> expected{1, 0, 3};
+  const Tensor x = Tensor::from(std::vector<float>{1, 0, 3}, {3});
+  for (const DType dtype :
+       {DType::f32, DType::bf16, DType::f16, DType::i32, DType::i8, DType::u8}) {
+    EXPECT_EQ(to(x, dtype).to_vector<double>(), expected) << to_string(dtype);
+  }
+  EXPECT_EQ(to(x, DType::boolean).to_vector<double>(), (std::vector<double>{1, 0, 1}));
+  const std::int64_t back[] = {-1};
+  EXPECT_EQ(x.view({3}, back, 2).to_vector<double>(), (std::vector<double>{3, 0, 1}));
+  const float third = 1.0f / 3;
+  EXPECT_EQ(Tensor::full({1}, third).to_vector<double>()[0], double{third});
+  EXPECT_ERROR("i64, and a double does not hold", to(x, DType::i64).to_vector<double>());
+}
+
+// What a float cannot be among integers, C++ leaves undefined.
+TEST(Tensor, FloatsBecomeIntegersOrAreRefused) {
+  constexpr std::int64_t kLowest = std::numeric_limits<std::int64_t>::min();
+  const float infinity = std::numeric_limits<float>::infinity();
+  const Tensor x = Tensor::from(
+      std::vector<float>{-infinity, -1e30f, -1.9f, 300, 1e30f, infinity, std::nanf("")}, {7});
+  EXPECT_EQ(to(x, DType::i32).to_vector<std::int32_t>(),
+            (std::vector<std::int32_t>{INT32_MIN, INT32_MIN, -1, 300, INT32_MAX, INT32_MAX, 0}));
+  EXPECT_EQ(to(x, DType::i64).to_vector<std::int64_t>(),
+            (std::vector<std::int64_t>{kLowest, kLowest, -1, 300, kHuge, kHuge, 0}));
+  EXPECT_EQ(to(x, DType::u8).to_vector<std::uint8_t>(),
+            (std::vector<std::uint8_t>{0, 0, 0, 255, 255, 255, 0}));
+  EXPECT_EQ(to(x, DType::i8).to_vector<std::int8_t>(),
+            (std::vector<std::int8_t>{-128, -128, -1, 127, 127, 127, 0}));
+  for (const double value : {-1e300, -129.0, 256.0, 1e300, double{infinity}, std::nan("")}) {
+    EXPECT_ERROR("Tensor::full", Tensor::full({1}, value, {DType::i8}));
+    EXPECT_ERROR("Tensor::full", Tensor::full({1}, value, {DType::u8}));
+  }
+  EXPECT_ERROR("Tensor::full", Tensor::full({1}, 0x1p63, {DType::i64}));
+  EXPECT_EQ(Tensor::full({1}, -0x1p63, {DType::i64}).to_vector<std::int64_t>()[0], kLowest);
+  EXPECT_EQ(Tensor::full({1}, -0.5, {DType::u8}).to_vector<std::uint8_t>()[0], 0);
+}
+
 TEST(Tensor, RunsOutOfMemoryWithAnError) {
+  EXPECT_THROW(Tensor::empty({std::int64_t{1} << 56}), OutOfMemory);
   EXPECT_ERROR("out of memory", Tensor::empty({std::int64_t{1} << 56}));
   EXPECT_ERROR("out of memory", Tensor::zeros({std::int64_t{1} << 50, 1 << 8}, {DType::i64}));
 }

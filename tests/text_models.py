@@ -59,6 +59,15 @@ class TextModel:
         with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
             file.write(text)
 
+    def spoil(self, tensor):
+        """Makes the values of an f32 tensor NaN."""
+        path = os.path.join(self.folder, "model.safetensors")
+        with open(path, "r+b") as file:
+            start = 8 + struct.unpack("<Q", file.read(8))[0]
+            begin, end = json.loads(file.read(start - 8))[tensor]["data_offsets"]
+            file.seek(start + begin)
+            file.write(struct.pack("<f", float("nan")) * ((end - begin) // 4))
+
     def __enter__(self):
         return self.folder
 

@@ -9,6 +9,7 @@
 
 #include "qkv/viewer.h"
 #include "support/goldens.h"
+#include "support/mutate.h"
 #include "support/temporary_folder.h"
 
 namespace qkv {
@@ -82,6 +83,148 @@ TEST_F(ViewerService, RefusesWithAReason) {
   expect(get("/api/runs"), 404, "--runs");
 }
 
+TEST_F(ViewerService, EveryParameterIsReadWithCare) {
+  Viewer viewer = this->viewer();
+  ASSERT_EQ(viewer(post(R"({"text": "attention"})")).status, 200);
+  const auto rows = [&](const std::string& name, const std::string& value) {
+    ViewerRequest request =
+        get("/api/rows",
+            {{"id", "1"}, {"map", "decoder"}, {"layer", "0"}, {"head", "0"}, {"row", "0"}});
+    for (auto& [key, old] : request.query) {
+      if (key == name) old = value;
+    }
+    return viewer(request);
+  };
+  EXPECT_EQ(rows("map", "decoder").status, 200);
+  EXPECT_THAT(rows("map", "").body, HasSubstr("'map' is empty"));
+  EXPECT_THAT(rows("map", "cross").body, HasSubstr("there is decoder"));
+  const std::string nul("0\0", 2);
+  for (const char* name : {"id", "map", "layer", "head", "row"}) {
+    for (const std::string& value : {std::string(), std::string("-1"), std::string("x"), nul,
+                                     std::string("\xff"), std::string("99999999999999999999"),
+                                     std::string("1.0"), std::string(" 1"), std::string("+1")}) {
+      const ViewerResponse response = rows(name, value);
+      EXPECT_EQ(response.status, 400) << name << "=" << value << response.body;
+    }
+  }
+  for (const char* name : {"layer", "head", "row"}) {
+    EXPECT_EQ(rows(name, "9223372036854775807").status, 400) << name;
+    EXPECT_EQ(rows(name, "77").status, 400) << name;
+  }
+  EXPECT_EQ(rows("id", "9223372036854775807").status, 404);
+  EXPECT_EQ(viewer(get("/api/rows", {{"id", "1"}})).status, 400);
+}
+
+TEST_F(ViewerService, ParametersAreKnownAndGivenOnce) {
+  Viewer viewer = this->viewer();
+  const auto expect = [&](const ViewerRequest& request, const std::string& why) {
+    const ViewerResponse response = viewer(request);
+    EXPECT_EQ(response.status, 400) << response.body;
+    EXPECT_THAT(json::parse(response.body)["error"].get<std::string>(), HasSubstr(why));
+  };
+  expect(get("/api/rows", {{"id", "1"}, {"id", "1"}}), "'id' twice");
+  expect(get("/", {{"token", "a"}, {"token", "a"}}), "'token' twice");
+  expect(get("/api/run", {{"nam", "a"}}), "'nam'; this takes name");
+  expect(get("/api/model", {{"\x1b[2J", ""}}), "'?[2J'; this takes none");
+  expect(get("/api/model", {{"token", "\xff"}}), "'token' must be UTF-8");
+  expect(get("/api/model", {{"token", std::string("a\0", 2)}}), "without NUL");
+  EXPECT_EQ(viewer(get("/api/model", {{"token", "a"}})).status, 200);
+}
+
+TEST_F(ViewerService, OtherMethodsAreToldWhichThereAre) {
+  Viewer viewer = this->viewer();
+  const auto answer = [&](const char* method, const char* path) {
+    return viewer({.method = method, .path = path, .host = "localhost"});
+  };
+  EXPECT_EQ(answer("HEAD", "/api/model").body, answer("GET", "/api/model").body);
+  for (const char* method : {"OPTIONS", "PUT", "POST", "DELETE", "TRACE", "PATCH", "get", ""}) {
+    const ViewerResponse response = answer(method, "/api/model");
+    EXPECT_EQ(response.status, 405) << method;
+    EXPECT_THAT(response.headers, ::testing::ElementsAre(::testing::Pair("Allow", "GET, HEAD")));
+  }
+  EXPECT_THAT(answer("GET", "/api/look").headers,
+              ::testing::ElementsAre(::testing::Pair("Allow", "POST")));
+  EXPECT_EQ(answer("PUT", "/none").status, 404);
+}
+
+TEST_F(ViewerService, BodiesAreReadWithCare) {
+  Viewer viewer = this->viewer();
+  const auto expect = [&](const std::string& body, const std::string& why) {
+    const ViewerResponse response = viewer(post(body));
+    EXPECT_EQ(response.status, 400) << body.substr(0, 100);
+    EXPECT_THAT(json::parse(response.body)["error"].get<std::string>(), HasSubstr(why));
+    EXPECT_LT(response.body.size(), 400u);
+  };
+  expect("", "JSON");
+  for (const char* body : {"null", "3", "\"text\"", "true", "[{\"text\": \"a\"}]"}) {
+    expect(body, "must be a JSON object");
+  }
+  expect("{}", "needs 'text'");
+  expect(std::string(100'000, '['), "levels of nesting");
+  std::string deep;
+  for (int i = 0; i < 40'000; ++i) deep += "{\"a\":";
+  expect(deep, "levels of nesting");
+  expect("{\"text\": " + std::string(60'000, '[') + std::string(60'000, ']') + "}", "levels");
+  expect(R"({"text": "a", "text": "b"})", "'text' appears twice");
+  expect(R"({"text": "a", "new_tokens": 1e400})", "out of range");
+  for (const char* value :
+       {"-1", "257", "99999999999999999999999", "1e300", "0.5", "\"1\"", "null", "[]", "true"}) {
+    expect(std::string(R"({"text": "a", "new_tokens": )") + value + "}", "from 0 to 256");
+  }
+  for (const char* value : {"null", "[]", "{}", "1", "true", "[\"a\"]"}) {
+    expect(std::string(R"({"text": )") + value + "}", "'text' must be a string");
+    expect(std::string(R"({"text": "a", "target": )") + value + "}", "'target' must be a string");
+  }
+  expect(R"({"text": "\ud800"})", "not valid JSON");
+  expect("{\"text\": \"\xff\"}", "not valid JSON");
+  expect(R"({"text": "a"} {)", "not valid JSON");
+  expect(R"({"text": "a", "file": null})", "'file', which is none of");
+  EXPECT_EQ(viewer(post(R"({"text": "a", "new_tokens": 1.0})")).status, 200);
+  EXPECT_EQ(viewer(post(R"({"text": "\u0000\ud83d\ude00"})")).status, 200);
+}
+
+TEST_F(ViewerService, AnswersAreUtf8WhateverTheCommandLineSays) {
+  Viewer viewer = this->viewer({.title = "a\xff", .example = "\xc3"});
+  for (const char* path : {"/", "/runs", "/api/model"}) {
+    EXPECT_EQ(viewer(get(path)).status, 200) << path;
+  }
+  EXPECT_EQ(json::parse(viewer(get("/api/model")).body)["title"], "a\xEF\xBF\xBD");
+  const ViewerResponse look = viewer(post(R"({"text": "a"})"));
+  ASSERT_EQ(look.status, 200) << look.body;
+  EXPECT_EQ(json::parse(look.body)["title"], "a\xEF\xBF\xBD");
+}
+
+// tests/fuzz looks further where there is time.
+TEST_F(ViewerService, DamagedRequestsAreAnswered) {
+  Viewer viewer = this->viewer({.max_body = 4096});
+  testing::Mutator mutate(7);
+  const std::string names[] = {"id", "map", "layer", "head", "row", "name", "token"};
+  const std::string paths[] = {"/",         "/runs",     "/api/openapi.json", "/api/model",
+                               "/api/look", "/api/rows", "/api/runs",         "/api/run"};
+  ASSERT_EQ(viewer(post(R"({"text": "attention"})")).status, 200);
+  for (int i = 0; i < 3000; ++i) {
+    ViewerRequest request = get(paths[mutate.below(8)]);
+    if (mutate.below(20) == 0) request.path = mutate(request.path);
+    if (mutate.below(20) == 0) request.method = mutate(request.method);
+    for (const std::string& name : names) {
+      std::string value = name == "map" ? "decoder" : std::to_string(mutate.below(3));
+      if (mutate.below(4) == 0) value = mutate(value);
+      if (mutate.below(4) > 0) request.query.emplace_back(name, value);
+    }
+    if (request.path == "/api/rows" && mutate.below(2) == 0) request.query.resize(5);
+    if (request.path == "/api/look") {
+      request.method = "POST";
+      request.body = mutate(R"({"text": "a", "target": "b", "new_tokens": 0})");
+      request.query.clear();
+    }
+    const ViewerResponse response = viewer(request);
+    EXPECT_THAT((std::vector{200, 400, 404, 405}), ::testing::Contains(response.status))
+        << request.path << ": " << response.body;
+    const bool is_json = response.type == "application/json";
+    EXPECT_TRUE(!is_json || json::accept(response.body)) << response.body;
+  }
+}
+
 TEST_F(ViewerService, AnswersOnlyItsOwnNameAndItsToken) {
   Viewer local = viewer();
   ViewerRequest request = get("/");
@@ -129,7 +272,9 @@ TEST_F(ViewerService, TurnsAwayWhoWouldWaitTooLong) {
       {.max_waiting = 1});
   std::thread first([&] { EXPECT_EQ(viewer(post(R"({"text": "a"})")).status, 200); });
   while (!inside) std::this_thread::yield();
-  EXPECT_EQ(viewer(post(R"({"text": "b"})")).status, 503);
+  const ViewerResponse full = viewer(post(R"({"text": "b"})"));
+  EXPECT_EQ(full.status, 503);
+  EXPECT_THAT(full.headers, ::testing::ElementsAre(::testing::Pair("Retry-After", "1")));
   leave = true;
   first.join();
   EXPECT_EQ(viewer(post(R"({"text": "c"})")).status, 200);
@@ -189,8 +334,13 @@ TEST_F(ViewerService, ReadsRunsAsTheyGrow) {
   std::filesystem::rename(run / "new", run / "metrics.jsonl");
   one = json::parse(viewer(get("/api/run", {{"name", "first"}})).body);
   EXPECT_EQ(one["points"]["loss"], (std::vector<double>{5.5}));
-  for (const char* name : {"../first", "first/../first", "", ".", "no-run", "/etc"}) {
+  for (const char* name : {"../first", "first/../first", "", ".", "..", "/etc", "first/", "\xff"}) {
     EXPECT_EQ(viewer(get("/api/run", {{"name", name}})).status, 400) << name;
+  }
+  EXPECT_EQ(viewer(get("/api/run", {{"name", std::string("first\0", 6)}})).status, 400);
+  for (const std::string& name :
+       {std::string("no-run"), std::string("none"), std::string(3000, 'a')}) {
+    EXPECT_EQ(viewer(get("/api/run", {{"name", name}})).status, 404) << name;
   }
 }
 

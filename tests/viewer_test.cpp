@@ -225,5 +225,69 @@ TEST(PictureText, TokensCannotTakeOverATerminal) {
   EXPECT_THAT(to_text(picture), Not(HasSubstr("\x1b")));
 }
 
+// One layer of a picture with no model behind it.
+SeenLayer layer_of(std::int64_t heads, std::int64_t rows, std::int64_t keys) {
+  const Tensor each = Tensor::full({1, heads}, 0.5, {});
+  SeenLayer layer;
+  layer.queries = Tensor::full({1, heads, rows, 4}, 0.5, {});
+  layer.keys = Tensor::full({1, 1, keys, 4}, 0.5, {});
+  layer.lse = Tensor::full({1, heads, rows}, 1, {});
+  AttentionStatistics& s = layer.statistics;
+  s.max_logit = s.score_var = s.entropy_mean = s.entropy_relative = s.saturation = each;
+  return layer;
+}
+
+AttentionPicture made_picture(std::vector<SeenLayer> layers, std::size_t rows, std::size_t keys) {
+  AttentionPicture picture;
+  picture.model.kind = ModelKind::encoder_decoder;
+  picture.tokens = {{"source", std::vector<SeenToken>(keys, {1, "a"})},
+                    {"written", std::vector<SeenToken>(rows, {2, "b"})}};
+  picture.maps = {{"cross", "written", "source", std::move(layers)}};
+  return picture;
+}
+
+TEST(PictureShapes, RowsAndHeadsAreThoseOfTheLayer) {
+  const AttentionPicture picture = made_picture({layer_of(1, 3, 5), layer_of(4, 3, 5)}, 3, 5);
+  const json head = json::parse(to_json(picture, {.layer = 1, .head = 3, .rows = {2}}));
+  EXPECT_EQ(head["maps"][0]["layers"][1]["heads"][0]["weights"][0].size(), 5u);
+  EXPECT_ERROR("head 3 is not there", to_json(picture, {.layer = 0, .head = 3}));
+  EXPECT_ERROR("head 3 is not there", to_json(picture, {.head = 3}));
+  EXPECT_ERROR("row 3 is not there", to_json(picture, {.rows = {3}}));
+  EXPECT_THAT(to_text(picture, {.selection = {.head = 3}}), HasSubstr("layer 1"));
+  const json page = json::parse(to_page_data(picture, {.layer = -1, .head = -1}));
+  EXPECT_EQ(page["maps"][0]["heads"], 4);
+  EXPECT_TRUE(page["maps"][0]["layers"][1]["heads"][3].contains("queries"));
+}
+
+TEST(PictureShapes, EveryMapIsHeldToTheSelection) {
+  AttentionPicture picture = made_picture({layer_of(4, 9, 5)}, 9, 5);
+  picture.maps.push_back({"encoder", "source", "source", {layer_of(2, 5, 5)}});
+  EXPECT_ERROR("the encoder attention has row 0 to 4", to_json(picture, {.rows = {8}}));
+  EXPECT_EQ(json::parse(to_json(picture, {.map = "cross", .rows = {8}}))["maps"].size(), 1u);
+}
+
+TEST(PictureShapes, WhatIsNotThereIsAnError) {
+  const auto expect = [](const char* why, const AttentionPicture& picture) {
+    EXPECT_ERROR(why, to_json(picture));
+    EXPECT_ERROR(why, to_text(picture));
+    EXPECT_ERROR(why, to_html(picture));
+  };
+  expect("no attention", {});
+  expect("no layers", made_picture({}, 3, 5));
+  expect("no heads or no tokens", made_picture({layer_of(0, 3, 5)}, 3, 5));
+  expect("no heads or no tokens", made_picture({layer_of(2, 0, 0)}, 0, 0));
+  expect("3 rows and 5 keys, its tokens are 2 and 5", made_picture({layer_of(2, 3, 5)}, 2, 5));
+  expect("must be [1, heads, tokens, size]", made_picture({{}}, 3, 5));
+  SeenLayer unmeasured = layer_of(2, 3, 5);
+  unmeasured.statistics = {};
+  expect("lacks statistics", made_picture({unmeasured}, 3, 5));
+}
+
+TEST(PictureShapes, TitlesNeedNotBeUtf8) {
+  const AttentionPicture picture = made_picture({layer_of(2, 3, 5)}, 3, 5);
+  EXPECT_EQ(json::parse(to_page_data(picture, {.title = "a\xff"}))["title"], "a\xEF\xBF\xBD");
+  EXPECT_THAT(to_html(picture, {.title = "a\xff"}), HasSubstr("<title>a\xEF\xBF\xBD"));
+}
+
 }  // namespace
 }  // namespace qkv

@@ -87,6 +87,56 @@ class Levels(unittest.TestCase):
             self.refuses("include/qkv/ops.h", text, reason)
 
 
+class Names(unittest.TestCase):
+    HEADER = """#pragma once
+namespace qkv::cuda {
+// struct Row { is a comment; so is this brace: {
+struct Row {
+  int begin = 0;
+  const char* shown() const { return "}"; }
+  struct Part { int of; };
+};
+template <class T>
+inline T twice(T x) { return 2 * x; }
+}  // namespace qkv::cuda
+"""
+
+    def check(self, name, text):
+        return run("check-names", {"src/cuda/rows.cuh": self.HEADER, name: text})
+
+    def accepts(self, name, text):
+        code, output = self.check(name, text)
+        self.assertEqual(code, 0, output)
+
+    def refuses(self, name, text, what):
+        code, output = self.check(name, text)
+        self.assertEqual(code, 1, output)
+        self.assertIn(f"{what} is defined in", output)
+        self.assertIn("rows.cuh:", output)
+
+    def test_refuses_a_second_definition(self):
+        self.refuses("src/cuda/short.cu", "namespace qkv::cuda {\nstruct Row { int of; };\n}\n",
+                     "qkv::cuda::Row")
+        self.refuses("src/cuda/short.cu",
+                     "namespace qkv { namespace cuda {\nclass alignas(16) Row final : Base {};\n} }\n",
+                     "qkv::cuda::Row")
+        self.refuses("cli/short.cpp", "namespace qkv::cuda {\nenum class Row : int { a };\n}\n",
+                     "qkv::cuda::Row")
+        self.refuses("src/cuda/short.cu",
+                     "namespace qkv::cuda {\ntemplate <class T>\ninline T twice(T x) { return x + x; }\n}",
+                     "qkv::cuda::template <class T> inline T twice(T x)")
+
+    def test_accepts_what_is_its_own(self):
+        for text in (
+            "namespace qkv::cuda {\nnamespace {\nstruct Row { int of; };\n}\n}\n",
+            "namespace qkv {\nstruct Row { int of; };\n}\n",
+            "namespace qkv::cuda {\nstruct Row;\nstruct Column { struct Part {}; };\n}\n",
+            "namespace qkv::cuda {\nvoid f() { struct Row { int of; }; }\n}\n",
+            "namespace qkv::cuda {\ntemplate <>\nstruct Row<int> { int of; };\n}\n",
+        ):
+            self.accepts("src/cuda/short.cu", text)
+
+
 class Readme(unittest.TestCase):
     EXAMPLE = "// [one]\nint main() {\n  // [two]\n  return 0;\n  // [two]\n}\n// [one]\n"
 

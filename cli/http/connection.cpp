@@ -133,7 +133,8 @@ void Connection::read_head() {
   stream_.expires_after(shared_.limits.head_time);
   parser_.emplace();
   parser_->header_limit(static_cast<std::uint32_t>(shared_.limits.head));
-  // Looked at in inadmissible(), enforced in read_body(). Boost 1.74 takes "none" for no byte at all.
+  // Looked at in inadmissible(), enforced in read_body(). Boost 1.74 takes "none" for no byte at
+  // all.
   parser_->body_limit(std::numeric_limits<std::uint64_t>::max());
   http::async_read_header(stream_, buffer_, *parser_, then(&Connection::on_head));
 }
@@ -214,7 +215,6 @@ void Connection::answer() {
   gone_ = std::make_shared<std::atomic<bool>>(false);
   request_.cancelled = [gone = gone_] { return gone->load(); };
   head_only_ = request_.method == "HEAD";
-  if (head_only_) request_.method = "GET";
   enter(State::answering);
   stream_.expires_never();
   watch_for_departure();

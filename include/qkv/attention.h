@@ -125,12 +125,30 @@ struct AttentionOptions {
   bool tf32 = false;
 };
 
-// Undefined where not asked for. Packed sequences have [H, T] for [B, H, Sq].
+// Undefined where not asked for; an Error of such a one names it and says how to ask. Packed
+// sequences have [H, T] for [B, H, Sq].
 struct AttentionStatistics {
-  Tensor max_logit, score_mean, score_var;
-  Tensor entropy, entropy_mean, entropy_relative;
-  Tensor top_weight, top_index, saturation;  // top_index is i32, -1 where a row sees nothing
-  Tensor received;
+  Tensor max_logit =
+      Tensor::undefined("max_logit is computed where AttentionOptions::statistics has max_logit");
+  Tensor score_mean = Tensor::undefined(
+      "score_mean is computed where AttentionOptions::statistics has score_moments");
+  Tensor score_var = Tensor::undefined(
+      "score_var is computed where AttentionOptions::statistics has score_moments");
+  Tensor entropy =
+      Tensor::undefined("entropy is computed where AttentionOptions::statistics has entropy");
+  Tensor entropy_mean =
+      Tensor::undefined("entropy_mean is computed where AttentionOptions::statistics has entropy");
+  Tensor entropy_relative = Tensor::undefined(
+      "entropy_relative is computed where AttentionOptions::statistics has entropy");
+  Tensor top_weight =
+      Tensor::undefined("top_weight is computed where AttentionOptions::statistics has top_weight");
+  // i32, -1 where a row sees nothing.
+  Tensor top_index =
+      Tensor::undefined("top_index is computed where AttentionOptions::statistics has top_weight");
+  Tensor saturation =
+      Tensor::undefined("saturation is computed where AttentionOptions::statistics has saturation");
+  Tensor received =
+      Tensor::undefined("received is computed where AttentionOptions::statistics has received");
 };
 
 struct AttentionForward {

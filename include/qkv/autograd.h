@@ -42,6 +42,8 @@ class Gradients {
   std::unordered_set<std::uint64_t> own_;  // sums that nobody else's memory is part of
 };
 
+// A tape is its thread's: no other may use or destroy it. Tapes of several threads may read the
+// same parameters at the same time.
 class Tape {
  public:
   // Records what this thread runs from now on. Tapes nest; the innermost records.

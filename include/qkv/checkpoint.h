@@ -21,6 +21,12 @@ struct TensorInfo {
   std::uint64_t bytes = 0;
 };
 
+// Files are mapped, so they must stay as long as they are while any tensor of them lives. Renaming
+// a new file over one is safe (save_checkpoint does it so): the tensors keep the old bytes. A file
+// that is shortened in place is not: touching what is gone ends the process with SIGBUS, which no
+// library can turn into an Error (the `qkv` command says which file it was).
+//
+// Any number of threads may use one Checkpoint, its copies and its tensors.
 class Checkpoint {
  public:
   // A .safetensors file; or an index (*.json) of the files a large model is cut into; or a folder

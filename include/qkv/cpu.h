@@ -12,7 +12,8 @@ namespace qkv {
 // "avx512", "avx2", "sse4" on x86-64; "neon_bf16", "neon" on Arm; "baseline",
 // what every machine of the architecture has (SSE2, NEON), on both.
 std::vector<std::string> cpu_targets();
-// The one in use: the first of cpu_targets(), or the one named by QKV_CPU_TARGET.
+// The one in use: the first of cpu_targets(), or the one named by QKV_CPU_TARGET. Throws Error, as
+// every operator, when that names none of them.
 std::string cpu_target();
 // Throws Error listing cpu_targets() when `name` is not among them. For tests and measurements;
 // call it while no operator runs.

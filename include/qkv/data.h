@@ -60,7 +60,8 @@ struct DataOptions {
   std::uint64_t seed = 0;
 
   // A folder for the tokens, made if need be; empty: they are kept in memory. What is found there
-  // is used if file, tokenizer and options are those it was made of, else it is made again.
+  // is used if file, tokenizer and options are those it was made of and no bit has changed since,
+  // else it is made again.
   std::string cache{};
   // Called while files are tokenised, with bytes of all files.
   std::function<void(std::int64_t done, std::int64_t total)> progress{};
@@ -98,6 +99,8 @@ class Dataset {
   std::int64_t tokens() const;    // of all examples, both sides
   std::int64_t batches(std::int64_t epoch) const;
   const DataOptions& options() const;
+  // Of options().files[file]: differs where its tokens, or the lines they were made of, differ.
+  std::uint64_t fingerprint(std::size_t file) const;
 
   // The batch at a position with 0 <= batch < batches(epoch). Tensors are on the CPU.
   Batch batch(DataPosition position) const;

@@ -64,7 +64,8 @@ class Visitor {
 };
 
 // A struct that can name its parameters. Loading, saving, optimising, counting and moving are all
-// made of this one function.
+// made of this one function. What is const may be called by any number of threads at once; visit,
+// and what changes parameters, by one thread while no other uses the module.
 class Module {
  public:
   virtual ~Module() = default;
@@ -173,7 +174,7 @@ struct StepPlace {
 
 // Keys and values of the past, per layer. Memory is reserved for `capacity` positions and taken
 // from the system as it is written, so nothing that was stored moves when the cache grows. A layer
-// with a window keeps the last `window` positions only.
+// with a window keeps the last `window` positions only. For one thread at a time.
 class KvCache {
  public:
   // `dtype` is what keys and values are stored in: absent = as they come, or bf16, or i8 with a
@@ -221,7 +222,7 @@ class KvCache {
   };
   // Layer 0 comes first in every step and moves the clock.
   void advance(std::size_t layer, std::int64_t count);
-  void check_like(std::size_t layer, const Tensor& held, const Tensor& keys) const;
+  void check_like(std::size_t layer, const char* name, const Tensor& held, const Tensor& x) const;
   View append_at(const StepPlace& at, std::size_t layer, const Tensor& keys, const Tensor& values);
   Layer& layer(std::size_t index);
   Rows make_room(const Tensor& like, std::int64_t room) const;
@@ -239,7 +240,8 @@ struct PagedCacheConfig {
   Device device{};
 };
 // Keys and values of many sequences in the pages of one pool. Each is of a length of its own, grows
-// without anything being moved, and leaves its pages to others when it ends.
+// without anything being moved, and leaves its pages to others when it ends. For one thread at a
+// time.
 class PagedCache {
  public:
   explicit PagedCache(const PagedCacheConfig& config);

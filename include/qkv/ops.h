@@ -1,5 +1,6 @@
-// Operators: free functions on tensors. Each checks its arguments, allocates its result, calls one
-// kernel of the tensor's device, and records itself on a living Tape (autograd.h).
+// Operators: free functions on tensors, for any number of threads at once. Each checks its
+// arguments, allocates its result, calls one kernel of the tensor's device, and records itself on a
+// living Tape (autograd.h).
 //
 // Floating-point operators take f32, bf16 and f16, compute in f32 and round once, to the dtype of
 // their first argument. Gradients of weights, tables and biases are f32.
@@ -24,6 +25,7 @@ Tensor reshape(const Tensor& x, const std::vector<std::int64_t>& extents);
 Tensor expand(const Tensor& x, const Shape& shape);
 
 Tensor contiguous(const Tensor& x);
+// Floats become whole numbers towards zero: the nearest there is where one is too large, 0 for NaN.
 Tensor to(const Tensor& x, DType dtype);
 Tensor to(const Tensor& x, Device device);  // x itself when it is there already
 Tensor concat(const std::vector<Tensor>& parts, int axis);
@@ -66,7 +68,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const LinearOptions& options = {});
 
 // A weight arranged once for the matrix instructions of its device, for use many times over. It
-// does not follow later changes of the weight.
+// does not follow later changes of the weight, and never changes: threads may share it.
 struct Packed;
 struct Quantized;  // quantize.h
 class PackedWeight {
@@ -130,7 +132,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
 
 struct SampleOptions {
   double temperature = 0;  // 0: the likeliest id
-  // What may be chosen. min_p cuts first, then top_k, then top_p, of what is left.
+  // What may be chosen. top_k cuts first, then top_p, of what is left, then min_p.
   std::int64_t top_k = 0;         // the k likeliest; 0 = all
   double top_p = 1;               // the likeliest that together reach this probability
   double min_p = 0;               // those at least this share of the likeliest

@@ -12,8 +12,8 @@ namespace qkv {
 // Four 32-bit words for a 128-bit counter and a 64-bit key (Salmon et al. 2011).
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::uint64_t key);
 
-// A stream of draws: each call takes the next range of counters, so two tensors drawn one after
-// the other differ and the sequence is reproducible from the seed.
+// A stream of draws, for one thread at a time: each call takes the next range of counters, so two
+// tensors drawn one after the other differ and the sequence is reproducible from the seed.
 class Generator {
  public:
   explicit Generator(std::uint64_t seed = 0) : seed_(seed) {}

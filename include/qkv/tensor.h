@@ -4,10 +4,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "qkv/device.h"
@@ -89,9 +91,19 @@ class Storage {
 };
 
 // A strided view of a shared Storage. Copying a Tensor copies the view, never the bytes.
+// Any number of threads may read one Tensor, copy it and use it in operators, which write to
+// tensors of their own. Writing its elements through data(), and assigning to it, is up to one
+// thread alone.
 class Tensor {
  public:
   Tensor() = default;  // undefined: what an optional argument holds when absent
+  // Undefined, too: an optional result that was not asked for. `why` has static storage and follows
+  // what an Error says of its use: "an undefined tensor has no data: <why>".
+  static Tensor undefined(const char* why) {
+    Tensor tensor;
+    tensor.why_undefined_ = why;
+    return tensor;
+  }
 
   static Tensor empty(const Shape& shape, const TensorOptions& options = {});
   static Tensor zeros(const Shape& shape, const TensorOptions& options = {});
@@ -99,6 +111,8 @@ class Tensor {
   // Copies `values` (row-major) into a new CPU tensor.
   template <class T>
   static Tensor from(std::span<const T> values, const Shape& shape) {
+    static_assert(!std::is_same_v<std::remove_cv_t<T>, double>,
+                  "no tensor holds double: convert the values to float");
     return copy_of(values.data(), values.size(), dtype_of<T>, shape);
   }
   template <class T>
@@ -111,6 +125,8 @@ class Tensor {
                      Backing backing = Backing::memory);
 
   bool defined() const { return storage_ != nullptr; }
+  // ": <why>" of Tensor::undefined, else empty.
+  std::string why_undefined() const;
   // Names the value: copies of a tensor share it, views and results have their own. 0 = undefined.
   std::uint64_t id() const { return id_; }
   const Shape& shape() const { return shape_; }
@@ -133,24 +149,22 @@ class Tensor {
   // The first element; throws Error when T is not the tensor's dtype.
   template <class T>
   T* data() const {
+    static_assert(!std::is_same_v<T, double>,
+                  "no tensor holds double: to_vector<double>() converts, and data<float>() is f32");
     require_dtype(dtype_of<T>);
     return static_cast<T*>(raw());
   }
   void* raw() const;
 
   // All elements in row-major order, whatever the strides; waits for the device if it is another.
+  // T is the tensor's dtype, or double, which holds the values of every dtype but i64.
   template <class T>
   std::vector<T> to_vector() const {
-    require_dtype(dtype_of<T>);
-    std::vector<T> values(static_cast<std::size_t>(numel()));
-    if constexpr (std::is_same_v<T, bool>) {
-      std::vector<std::uint8_t> bytes(values.size());
-      copy_to(bytes.data());
-      for (std::size_t i = 0; i < bytes.size(); ++i) values[i] = bytes[i] != 0;
+    if constexpr (std::is_same_v<T, double>) {
+      return to_doubles();
     } else {
-      copy_to(values.data());
+      return to_own<T>();
     }
-    return values;
   }
 
   // The same bytes seen with another shape, strides and first element, checked against the
@@ -162,6 +176,31 @@ class Tensor {
   static Tensor copy_of(const void* values, std::size_t count, DType dtype, const Shape& shape);
   void require_dtype(DType dtype) const;
   void copy_to(void* destination) const;
+  std::vector<double> to_doubles() const;
+  [[noreturn]] void fail_for_room(std::size_t item) const;
+
+  // Room for all elements. What a standard container throws is no Error.
+  template <class T>
+  std::vector<T> room_for() const {
+    try {
+      return std::vector<T>(static_cast<std::size_t>(numel()));
+    } catch (const std::exception&) {  // bad_alloc, length_error
+      fail_for_room(sizeof(T));
+    }
+  }
+  template <class T>
+  std::vector<T> to_own() const {
+    require_dtype(dtype_of<T>);
+    std::vector<T> values = room_for<T>();
+    if constexpr (std::is_same_v<T, bool>) {
+      std::vector<std::uint8_t> bytes = room_for<std::uint8_t>();
+      copy_to(bytes.data());
+      for (std::size_t i = 0; i < bytes.size(); ++i) values[i] = bytes[i] != 0;
+    } else {
+      copy_to(values.data());
+    }
+    return values;
+  }
 
   std::shared_ptr<Storage> storage_;
   std::uint64_t id_ = 0;
@@ -169,6 +208,7 @@ class Tensor {
   Shape shape_;
   std::array<std::int64_t, kMaxRank> strides_{};
   DType dtype_ = DType::f32;
+  const char* why_undefined_ = nullptr;
 };
 
 }  // namespace qkv

@@ -37,10 +37,14 @@ struct EncodeOptions {
 
 struct DecodeOptions {
   bool skip_special = true;
+  // Pass over ids from size() on, which a model makes whose vocabulary was padded; else an Error.
+  bool skip_out_of_range = false;
 };
 
 // Immutable once made, cheap to copy, and used from any number of threads. Text is UTF-8; what is
-// not valid in it counts as U+FFFD. Ids that stand for nothing are passed over by decode.
+// not valid in it counts as U+FFFD. Ids below size() that stand for nothing are passed over by
+// decode. Work and memory of a call are in proportion to what it is given: a tokenizer that wants
+// more of a text (docs/tokenizers.md has the limits) is an Error.
 class Tokenizer {
  public:
   // A folder with tokenizer.json, tokenizer.model, spiece.model (or another sentencepiece model),
@@ -71,8 +75,9 @@ class Tokenizer {
   std::shared_ptr<const Pipeline> pipeline_;
 };
 
-// Decodes ids as they arrive: each push returns the text that became certain, never half of a
-// character, and all returned pieces together are what decode would have said.
+// Decodes ids as they arrive, for one thread at a time: each push returns the text that became
+// certain, never half of a character, and all returned pieces together are what decode would have
+// said. Ids from size() on are passed over, whatever the options say.
 class DecodeStream {
  public:
   explicit DecodeStream(Tokenizer tokenizer, const DecodeOptions& options = {});
@@ -80,6 +85,8 @@ class DecodeStream {
   std::string finish();  // what was held back
 
  private:
+  void shorten(std::string_view text);
+
   Tokenizer tokenizer_;
   DecodeOptions options_;
   std::vector<std::int64_t> ids_;  // the last few, as many as what follows may depend on

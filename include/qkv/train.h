@@ -71,8 +71,6 @@ struct TrainConfig {
   std::vector<std::string> samples{};     // texts to show the output for at each evaluation
   bool health = true;                     // report every head's scores at logged steps
   WatchOptions watch{};
-
-  std::string text;  // the config as read, kept with the run
 };
 // Reads a config (docs/training.md lists its keys). `changes` are "key.key=value", where value is
 // JSON or a plain word. Paths are relative to the config's folder. A key that nobody knows is an
@@ -130,14 +128,16 @@ struct TrainResult {
 
 class Trainer {
  public:
-  // Makes or opens the run's folder: one that holds a run is an Error unless `resume`. A run that
-  // is taken up must have the config it began with, but for what does not change its steps
-  // (steps beyond, logging, saving).
-  Trainer(TrainConfig config, TrainEvents events, bool resume = false);
+  // Makes or opens the run's folder and locks it: one that another process trains in is an Error,
+  // and one that holds a run, unless `resume`. A run that is taken up must have the data, tokenizer
+  // and config it began with, but for the keys that docs/training.md lists; an Error names what
+  // differs, unless `force`. A newest checkpoint that is damaged is passed over, with a note.
+  Trainer(TrainConfig config, TrainEvents events, bool resume = false, bool force = false);
   ~Trainer();
 
   // To the end, or until should_stop. Throws Error where a loss or gradient is not finite: it names
-  // the step and the layer and head where that began; the last checkpoint is as it was.
+  // the step and the layer and head where that began; the last checkpoint is as it was. A
+  // checkpoint is never made of weights that are not finite.
   TrainResult run();
 
   const Model& model() const;

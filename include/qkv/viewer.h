@@ -142,8 +142,8 @@ struct ViewerRequest {
 };
 struct ViewerResponse {
   int status = 200;
-  std::string type, body;
-  std::vector<std::pair<std::string, std::string>> headers{};  // beside the type and length
+  std::string type, body;  // the body of HEAD is that of GET: it is sent without
+  std::vector<std::pair<std::string, std::string>> headers{};  // more of them: Allow, Retry-After
 };
 struct ViewerOptions {
   std::string title{};  // of the model

@@ -23,7 +23,7 @@ std::unique_ptr<Reading> Backend::begin_reading(const Tensor& x) {
 }
 
 std::unique_ptr<Recording> Backend::record(const std::function<void()>&) {
-  fail("record: this device runs what it is told at once, and records nothing");
+  fail<NotRecordable>("record: this device runs what it is told at once, and records nothing");
 }
 
 std::shared_ptr<const Packed> Backend::pack_int8(const Int8Weight& weight) {

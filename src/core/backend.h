@@ -10,10 +10,18 @@
 #include "core/attention_problem.h"
 #include "core/feature_problem.h"
 #include "core/op_problems.h"
+#include "qkv/error.h"
 #include "qkv/memory.h"
 #include "qkv/tensor.h"
 
 namespace qkv {
+
+// Work that no recording can hold, because the host or its memory has a part in it. Whoever asked
+// for a recording can then do without one; any other Error is wrong with or without it.
+class NotRecordable : public Error {
+ public:
+  using Error::Error;
+};
 
 // Work of a device that was recorded once and can be queued as often as wanted: the same kernels on
 // the same memory, whose contents may have changed.
@@ -49,8 +57,8 @@ class Backend {
   virtual void store_rows(const Tensor& x, const Tensor& at, Tensor& data) = 0;
   // Records what body() queues in the calling thread, and runs nothing of it. It may neither wait
   // for the device nor send it bytes of the CPU; tensors it makes belong to the recording, which
-  // overwrites them each time it is replayed. What a device lacks is an Error, and so is a body
-  // that cannot be recorded.
+  // overwrites them each time it is replayed. NotRecordable where the device records nothing, or
+  // not this body.
   virtual std::unique_ptr<Recording> record(const std::function<void()>& body);
 
   // Tensors of one shape, any strides; b may differ in dtype from a and y.

@@ -31,14 +31,15 @@ struct formatter<qkv::Device> : QkvStringFormatter<qkv::Device> {};
 
 namespace qkv {
 
-template <class... Args>
+// Error, or a kind of it: fail<OutOfMemory>("...").
+template <class Kind = Error, class... Args>
 [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(fmt::format(format, std::forward<Args>(args)...));
+  throw Kind(fmt::format(format, std::forward<Args>(args)...));
 }
 
-template <class... Args>
+template <class Kind = Error, class... Args>
 void check(bool condition, fmt::format_string<Args...> format, Args&&... args) {
-  if (!condition) fail(format, std::forward<Args>(args)...);
+  if (!condition) fail<Kind>(format, std::forward<Args>(args)...);
 }
 
 }  // namespace qkv

@@ -1,6 +1,8 @@
 #include "qkv/tensor.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -44,6 +46,20 @@ std::array<std::int64_t, kMaxRank> row_major_strides(const Shape& shape) {
     step *= std::max<std::int64_t>(shape[axis], 1);
   }
   return strides;
+}
+
+// What an integer cannot hold, C++ leaves undefined.
+void check_fill(double value, DType dtype) {
+  if (is_floating(dtype) || dtype == DType::boolean) return;
+  dispatch_all(dtype, [&]<class T>() {
+    if constexpr (std::is_integral_v<T>) {
+      // Limits as doubles: the largest i64 becomes 2^63, one more than there is.
+      const auto below = static_cast<double>(std::numeric_limits<T>::min());
+      const auto above = std::ldexp(1.0, std::numeric_limits<T>::digits);
+      check(std::trunc(value) >= below && value < above,
+            "Tensor::full: {} is not in the range of {}", value, dtype);
+    }
+  });
 }
 
 std::uint64_t next_id() {
@@ -114,6 +130,7 @@ Tensor Tensor::zeros(const Shape& shape, const TensorOptions& options) {
 }
 
 Tensor Tensor::full(const Shape& shape, double value, const TensorOptions& options) {
+  check_fill(value, options.dtype);
   Tensor tensor = empty(shape, options);
   backend(options.device).fill(tensor, value);
   return tensor;
@@ -146,8 +163,13 @@ Tensor Tensor::wrap(void* data, const Shape& shape, DType dtype, std::shared_ptr
 std::int64_t Tensor::stride(int axis) const { return strides_[wrap_axis(axis, rank())]; }
 
 Device Tensor::device() const {
-  check(defined(), "an undefined tensor has no device");
+  if (!defined()) fail("an undefined tensor has no device{}", why_undefined());
   return storage_->device();
+}
+
+std::string Tensor::why_undefined() const {
+  return defined() || why_undefined_ == nullptr ? std::string()
+                                                : std::string(": ") + why_undefined_;
 }
 
 bool Tensor::is_contiguous() const {
@@ -160,40 +182,70 @@ bool Tensor::is_contiguous() const {
 }
 
 void* Tensor::raw() const {
-  check(defined(), "an undefined tensor has no data");
+  if (!defined()) fail("an undefined tensor has no data{}", why_undefined());
   return static_cast<std::byte*>(storage_->data()) + offset_;
 }
 
 Tensor Tensor::view(const Shape& shape, std::span<const std::int64_t> strides,
                     std::int64_t first_element) const {
-  check(defined(), "view: the tensor is undefined");
+  if (!defined()) fail("view: the tensor is undefined{}", why_undefined());
   check(strides.size() == static_cast<std::size_t>(shape.rank()),
         "view: shape {} needs {} strides, got {}", shape, shape.rank(), strides.size());
   Tensor result = *this;
   const auto item = static_cast<std::int64_t>(size_of(dtype_));
   const auto available = static_cast<std::int64_t>(storage_->bytes()) / item;
-  const Extent extent = shape.numel() > 0 ? extent_of(shape, strides) : Extent{};
+  const bool is_empty = shape.numel() == 0;
+  const Extent extent = is_empty ? Extent{} : extent_of(shape, strides);
   std::int64_t first = 0, lowest = 0, highest = 0;
   const bool overflow = __builtin_add_overflow(offset_ / item, first_element, &first) ||
                         __builtin_add_overflow(first, extent.lowest, &lowest) ||
                         __builtin_add_overflow(first, extent.highest, &highest);
   // An empty view may stand one past the end, where slicing everything away leaves it.
-  check(!overflow && lowest >= 0 && highest < available + (shape.numel() > 0 ? 0 : 1),
+  check(!overflow && lowest >= 0 && highest < available + (is_empty ? 1 : 0),
         "view: shape {} with these strides reaches outside the {} elements of its storage", shape,
         available);
   result.id_ = next_id();
   result.offset_ = first * item;
   result.shape_ = shape;
-  result.strides_ = {};
-  std::copy(strides.begin(), strides.end(), result.strides_.begin());
+  // Along an axis of one element nothing steps, and nothing at all where there are no elements:
+  // strides there may be any number, but none that arithmetic could overflow with.
+  result.strides_ = row_major_strides(shape);
+  for (int axis = 0; axis < shape.rank() && !is_empty; ++axis) {
+    const std::int64_t stride = strides[axis];
+    const bool keeps = shape[axis] > 1 || (-available <= stride && stride <= available);
+    result.strides_[axis] = keeps ? stride : 0;
+  }
   return result;
 }
 
 void Tensor::require_dtype(DType dtype) const {
+  if (!defined()) fail("an undefined tensor has no data{}", why_undefined());
   check(dtype_ == dtype, "the tensor holds {}, not {}", dtype_, dtype);
 }
 
+void Tensor::fail_for_room(std::size_t item) const {
+  fail<OutOfMemory>("out of memory: {} values of {} bytes", numel(), item);
+}
+
+std::vector<double> Tensor::to_doubles() const {
+  if (!defined()) fail("an undefined tensor has no data{}", why_undefined());
+  check(dtype_ != DType::i64, "the tensor holds i64, and a double does not hold all of them");
+  auto values = room_for<double>();
+  dispatch_all(dtype_, [&]<class T>() {
+    const std::vector<T> stored = to_vector<T>();
+    std::transform(stored.begin(), stored.end(), values.begin(), [](T value) {
+      if constexpr (std::is_class_v<T>) {
+        return static_cast<double>(static_cast<float>(value));
+      } else {
+        return static_cast<double>(value);
+      }
+    });
+  });
+  return values;
+}
+
 void Tensor::copy_to(void* destination) const {
+  if (!defined()) fail("an undefined tensor has no data{}", why_undefined());
   if (numel() == 0) return;
   Tensor target = wrap(destination, shape_, dtype_);
   backend(device()).copy(*this, target);

@@ -1,18 +1,23 @@
 #include "core/threads.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <atomic>
+#include <charconv>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "core/check.h"
+#include "core/process_mutex.h"
 #include "qkv/threads.h"
 
 namespace qkv {
@@ -33,10 +38,16 @@ void pause_briefly() {
 #endif
 }
 
+// Of QKV_THREADS, or as many as there are cores for this process.
 int default_threads() {
-  if (const char* text = std::getenv("QKV_THREADS")) {
-    const int count = std::atoi(text);
-    if (count >= 1 && count <= kMaxThreads) return count;
+  const char* text = std::getenv("QKV_THREADS");
+  if (text != nullptr && *text != '\0') {
+    const char* const end = text + std::strlen(text);
+    int count = 0;
+    const auto [stop, error] = std::from_chars(text, end, count);
+    check(error == std::errc() && stop == end && count >= 1 && count <= kMaxThreads,
+          "QKV_THREADS must be a whole number from 1 to {}, got '{}'", kMaxThreads, text);
+    return count;
   }
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
@@ -152,15 +163,28 @@ class Pool {
 };
 
 struct PoolHolder {
-  std::mutex mutex;
-  int wanted = default_threads();
+  ProcessMutex mutex;
+  std::optional<int> set;  // by set_num_threads
+  std::optional<int> by_default;
   std::shared_ptr<Pool> pool;
 
+  PoolHolder() { static_cast<void>(pthread_atfork(nullptr, nullptr, abandon_pool)); }
+
+  // An Error each time while QKV_THREADS is wrong and nobody has set another number.
+  int wanted() {
+    if (set) return *set;
+    if (!by_default) by_default = default_threads();
+    return *by_default;
+  }
   std::shared_ptr<Pool> get() {
     const std::scoped_lock lock(mutex);
-    if (!pool || pool->threads() != wanted) pool = std::make_shared<Pool>(wanted);
+    if (!pool || pool->threads() != wanted()) pool = std::make_shared<Pool>(wanted());
     return pool;
   }
+  // In the child of a fork, which has none of the workers: the next loop starts a pool of its own.
+  // Nothing may touch the old one, whose mutexes are as other threads left them and whose threads
+  // cannot be joined; it is kept, not destroyed.
+  static void abandon_pool();
 };
 
 PoolHolder& holder() {
@@ -168,18 +192,23 @@ PoolHolder& holder() {
   return instance;
 }
 
+void PoolHolder::abandon_pool() {
+  static auto& abandoned = *new std::vector<std::shared_ptr<Pool>>;
+  if (holder().pool) abandoned.push_back(std::move(holder().pool));
+}
+
 }  // namespace
 
 int num_threads() {
   const std::scoped_lock lock(holder().mutex);
-  return holder().wanted;
+  return holder().wanted();
 }
 
 void set_num_threads(int count) {
   check(count >= 1 && count <= kMaxThreads, "set_num_threads: expected 1 to {}, got {}",
         kMaxThreads, count);
   const std::scoped_lock lock(holder().mutex);
-  holder().wanted = count;
+  holder().set = count;
 }
 
 void run_loop(std::int64_t count, LoopBody body) {

@@ -26,7 +26,7 @@ void run_loop(std::int64_t count, LoopBody body);
 
 // Runs body(0) .. body(count - 1) in any order on all threads and returns when all are done. The
 // first exception is rethrown here. Called from inside a loop it runs serially. Bodies must write
-// to disjoint memory; which thread runs an index never changes a result.
+// to disjoint memory and may not fork; which thread runs an index never changes a result.
 template <class F>
 void parallel_for(std::int64_t count, F&& body) {
   run_loop(count, LoopBody::of(body));

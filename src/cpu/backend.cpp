@@ -19,7 +19,7 @@ class CpuBackend final : public Backend {
   void reset_peak_memory() override { cpu::reset_peak_memory(); }
   std::shared_ptr<Storage> allocate(std::size_t bytes) override {
     void* data = cpu::allocate(bytes);
-    check(data != nullptr, "out of memory: {} bytes on cpu", bytes);
+    if (data == nullptr) fail<OutOfMemory>("out of memory: {} bytes on cpu", bytes);
     const auto release = [](void* p, void* size) {
       cpu::release(p, reinterpret_cast<std::uintptr_t>(size));
     };

@@ -1,7 +1,9 @@
 // Copies between tensors of any strides and dtypes, one source for every SIMD target.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "core/dispatch.h"
 #include "cpu/kernels.h"
@@ -214,6 +216,17 @@ void copy_same(const Tensor& from, Tensor& to) {
   }
 }
 
+// Towards zero, and no further than To reaches; NaN is 0. What C++ leaves undefined is what a GPU
+// does.
+template <class To>
+To to_integer(float value) {
+  using Limits = std::numeric_limits<To>;
+  if (std::isnan(value)) return 0;
+  if (value <= static_cast<float>(Limits::min())) return Limits::min();
+  if (value >= static_cast<float>(Limits::max())) return Limits::max();
+  return static_cast<To>(value);
+}
+
 template <class To, class From>
 To convert(From value) {
   if constexpr (std::is_same_v<To, From>) {
@@ -222,6 +235,8 @@ To convert(From value) {
     return convert<To>(static_cast<float>(value));
   } else if constexpr (std::is_class_v<To>) {
     return To(static_cast<float>(value));
+  } else if constexpr (std::is_same_v<From, float> && !std::is_same_v<To, bool>) {
+    return to_integer<To>(value);
   } else {
     return static_cast<To>(value);
   }

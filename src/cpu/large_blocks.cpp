@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <mutex>
 
 #include "cpu/memory.h"
 
 namespace qkv::cpu {
 
 void* LargeBlocks::take(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   if (void* data = reuse(bytes)) return data;
   const std::size_t used = used_bytes_ + bytes;
   if (used < bytes) return nullptr;
@@ -43,7 +44,7 @@ void* LargeBlocks::reuse(std::size_t bytes) {
 }
 
 void LargeBlocks::give_back(void* data) {
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   const auto found = used_.find(data);
   const Block block{data, found->second};
   used_.erase(found);
@@ -54,13 +55,13 @@ void LargeBlocks::give_back(void* data) {
 }
 
 void LargeBlocks::trim() {
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   keep_at_most(0);
   most_used_ = used_bytes_;
 }
 
 std::size_t LargeBlocks::kept_bytes() {
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   return kept_bytes_;
 }
 

@@ -4,9 +4,10 @@
 #pragma once
 
 #include <cstddef>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
+
+#include "core/process_mutex.h"
 
 namespace qkv::cpu {
 
@@ -36,7 +37,7 @@ class LargeBlocks {
   void keep_at_most(std::size_t bytes);
 
   const std::size_t most_kept_;
-  std::mutex mutex_;
+  ProcessMutex mutex_;
   std::unordered_map<void*, std::size_t> used_;
   std::vector<Block> kept_;  // the oldest first
   std::size_t used_bytes_ = 0, kept_bytes_ = 0, most_used_ = 0;

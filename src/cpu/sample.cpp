@@ -43,13 +43,11 @@ Candidate last_to_reach(std::uint64_t wanted, Candidate* begin, Candidate* end) 
   return *begin;
 }
 
-// The `count` likeliest of those not below `floor`, without weights, in no order; as many as there
-// are. A heap with the least likely of them on top: hardly any of many logits gets past it.
-std::int64_t find_likeliest(std::span<const float> logits, double floor, std::int64_t count,
-                            Candidate* found) {
+// The `count` likeliest, without weights, in no order. A heap with the least likely of them on top:
+// hardly any of many logits gets past it.
+std::int64_t find_likeliest(std::span<const float> logits, std::int64_t count, Candidate* found) {
   Candidate* end = found;
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (logits[i] < floor) continue;
     const Candidate next{rank_of(logits[i]), static_cast<std::uint32_t>(i), 0};
     if (end - found == count) {
       if (!is_likelier(next, *found)) continue;
@@ -61,19 +59,18 @@ std::int64_t find_likeliest(std::span<const float> logits, double floor, std::in
   return end - found;
 }
 
-// Those that sampling may choose, with their weights, in the order of their ids.
+// Those that top_k leaves, with their weights, in the order of their ids.
 std::int64_t find_candidates(std::span<const float> logits, float best, const SampleProblem& p,
                              Candidate* found) {
-  const double floor = best + p.floor;
   Candidate* end = found;
   if (p.top_k > 0 && p.top_k < static_cast<std::int64_t>(logits.size())) {
-    end += find_likeliest(logits, floor, p.top_k, found);
+    end += find_likeliest(logits, p.top_k, found);
     std::sort(found, end, [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
     for (Candidate* c = found; c != end; ++c) c->weight = weight_of(logits[c->id], best, p.rate);
     return std::remove_if(found, end, [](const Candidate& c) { return c.weight == 0; }) - found;
   }
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    const std::uint64_t weight = logits[i] >= floor ? weight_of(logits[i], best, p.rate) : 0;
+    const std::uint64_t weight = weight_of(logits[i], best, p.rate);
     if (weight != 0) *end++ = {rank_of(logits[i]), static_cast<std::uint32_t>(i), weight};
   }
   return end - found;
@@ -88,6 +85,14 @@ std::int64_t cut(Candidate* begin, std::int64_t count, double top_p) {
       last_to_reach(share_of(sum_of(begin, begin + count), top_p), copy.get(), copy.get() + count);
   return std::remove_if(begin, begin + count,
                         [&](const Candidate& c) { return is_likelier(last, c); }) -
+         begin;
+}
+
+// Of the candidates, those that min_p leaves; their order stays.
+std::int64_t cut_below(std::span<const float> logits, double floor, Candidate* begin,
+                       std::int64_t count) {
+  return std::remove_if(begin, begin + count,
+                        [&](const Candidate& c) { return !(logits[c.id] >= floor); }) -
          begin;
 }
 
@@ -109,7 +114,8 @@ std::int64_t choose(std::span<const float> logits, std::int64_t draw, const Samp
   const float best = logits[static_cast<std::size_t>(likeliest)];
   const Scratch<Candidate> room(static_cast<std::int64_t>(logits.size()));
   Candidate* const candidates = room.get();
-  const std::int64_t count = cut(candidates, find_candidates(logits, best, p, candidates), p.top_p);
+  std::int64_t count = cut(candidates, find_candidates(logits, best, p, candidates), p.top_p);
+  if (std::isfinite(p.floor)) count = cut_below(logits, best + p.floor, candidates, count);
   std::uint64_t left =
       place_of(static_cast<std::uint64_t>(draw), sum_of(candidates, candidates + count));
   const Candidate* chosen = candidates;

@@ -55,7 +55,9 @@ void* take_scratch(std::size_t bytes) {
   const bool is_kept = size_class < kClasses;
   void* block = is_kept ? cache.take(size_class) : nullptr;
   if (block == nullptr) block = allocate(is_kept ? kSmallest << size_class : bytes);
-  check(block != nullptr, "out of memory: {} bytes of working memory on cpu", bytes);
+  if (block == nullptr) {
+    fail<OutOfMemory>("out of memory: {} bytes of working memory on cpu", bytes);
+  }
   return block;
 }
 

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "core/check.h"
+#include "core/process_mutex.h"
 #include "hwy/highway.h"
 #include "hwy/targets.h"
 #include "qkv/cpu.h"
@@ -62,11 +63,12 @@ std::atomic<const CpuTarget*>& current() {
   return target;
 }
 
-const CpuTarget& select(const std::string& name) {
+// `asker` is who wants it, for the message.
+const CpuTarget& select(const char* asker, const std::string& name) {
   std::string names;
   for (const CpuTarget* target : available()) {
     if (name == target->name) {
-      static std::mutex one_at_a_time;  // two threads may make their first call at once
+      static ProcessMutex one_at_a_time;  // two threads may make their first call at once
       const std::scoped_lock lock(one_at_a_time);
       hwy::SetSupportedTargetsForTest(target->highway);
       hwy::GetChosenTarget().Update(hwy::SupportedTargets());
@@ -75,14 +77,15 @@ const CpuTarget& select(const std::string& name) {
     }
     names += (names.empty() ? "" : ", ") + std::string(target->name);
   }
-  fail("CPU target '{}' is not available; this machine and build have {}", name, names);
+  fail("{}: CPU target '{}' is not available; this machine and build have {}", asker, name, names);
 }
 
 const CpuTarget& in_use() {
   // Decided once, before the first kernel; a bad QKV_CPU_TARGET is an Error each time.
   if (const CpuTarget* target = current().load()) return *target;
   const char* wanted = std::getenv("QKV_CPU_TARGET");
-  return select(wanted != nullptr && *wanted != '\0' ? wanted : available().front()->name);
+  return select("QKV_CPU_TARGET",
+                wanted != nullptr && *wanted != '\0' ? wanted : available().front()->name);
 }
 
 }  // namespace
@@ -95,7 +98,7 @@ std::vector<std::string> cpu_targets() {
 
 std::string cpu_target() { return in_use().name; }
 
-void set_cpu_target(const std::string& name) { select(name); }
+void set_cpu_target(const std::string& name) { select("set_cpu_target", name); }
 
 namespace cpu {
 

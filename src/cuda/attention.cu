@@ -9,6 +9,9 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <string>
+
+#include "qkv/error.h"
 
 namespace qkv {
 namespace cuda {
@@ -109,6 +112,11 @@ PreparedJob prepare(CudaBackend& backend, const AttentionProblem& p) {
     job.bucket_count = static_cast<int>(p.table.size(0));
     // Beyond max_distance every position has the bucket of max_distance.
     const std::int64_t reach = std::min(p.max_distance, farthest) + 1;
+    constexpr std::int64_t kMostReach = std::int64_t{1} << 24;  // positions, each with its bucket
+    if (reach > kMostReach) {  // fmt, and so check(), does not compile here
+      throw Error("attention: on a GPU a table tells " + std::to_string(kMostReach) +
+                  " positions apart at most; max_distance and the diagonal are farther away");
+    }
     job.bucket_reach = narrow(reach);
     std::vector<int> buckets;
     for (std::int64_t relative = -reach; relative <= reach; ++relative) {

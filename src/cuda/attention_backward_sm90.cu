@@ -118,8 +118,8 @@ __global__ void finish_dq_kernel(const RowParams p) {
   const float* const sums = p.sums + (std::int64_t(pair) * p.padded_rows + step * S::Rows) * S::D;
   const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
   const int first = step * S::Rows, seeing = min(sequence.q_rows, sequence.q_seeing);
-  const Sight sight{p.left, p.right, sequence.offset, sequence.k_visible};
-  const KeyRange seen = sight.of_some(first, min(first + S::Rows, seeing) - 1);
+  const BandMask band{p.left, p.right, sequence.offset, sequence.k_visible};
+  const KeyRange seen = band.of_some(first, min(first + S::Rows, seeing) - 1);
   const bool is_written = first < seeing && seen.begin < seen.end;
   float dq[S::ColumnsOfDq / 2];
 #pragma unroll

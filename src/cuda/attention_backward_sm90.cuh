@@ -60,9 +60,9 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     for (int i = 0; i < S::D / 2; ++i) dk[i] = dv[i] = 0;
     const KeyRange steps = work.steps;
     const int key0 = work.key0, seeing = work.seeing;
-    const Sight sight = work.sight;
+    const BandMask band = work.band;
     if (steps.begin < steps.end) {
-      const KeyRange unmasked = rows_seeing_all(sight, key0 + warp_key, 16, seeing);
+      const KeyRange unmasked = rows_seeing_all(band, key0 + warp_key, 16, seeing);
       shared.kv_ring.wait_full(kv_turn);
       kv_turn.next();
       const int count = (steps.end - steps.begin) * p.group;
@@ -101,7 +101,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
         }
         if (row0 < unmasked.begin || row0 + S::Rows > unmasked.end) {
           const int key = key0 + warp_key + lane / 4;
-          hide(s, {sight.rows_of(key, seeing), sight.rows_of(key + 8, seeing)}, row0, -kInfinity);
+          hide(s, {band.rows_of(key, seeing), band.rows_of(key + 8, seeing)}, row0, -kInfinity);
         }
         std::uint32_t weights[S::Rows / 16][4];
         exponentiate<S>(s, shared.terms[q_turn.stage], shared.tops[q_turn.stage], scale);

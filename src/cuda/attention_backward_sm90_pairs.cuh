@@ -53,7 +53,7 @@ template <class S>
 __device__ void add_by_distance(const Params& p, const Work& work, int head, int key, int row,
                                 float (&s)[S::Rows / 2]) {
   const Sm90Pairs& of = p.of_pairs;
-  const int of_warp = key - row - work.sight.offset;
+  const int of_warp = key - row - work.band.offset;
   const int first = of_warp + lane_now() / 4 - 2 * (lane_now() % 4);
   const auto step = [](int i) { return i / 2 % 2 * 8 - i / 4 * 8 - i % 2; };
   if (of.slopes != nullptr) {
@@ -83,7 +83,7 @@ template <class S>
 __device__ void sum_by_distance(const Params& p, const Work& work, int key, int row,
                                 const float (&ds)[S::Rows / 2], float (&sums)[2]) {
   const Sm90Pairs& of = p.of_pairs;
-  const int of_warp = key - row - work.sight.offset;
+  const int of_warp = key - row - work.band.offset;
   const int first = of_warp + lane_now() / 4 - 2 * (lane_now() % 4);
   const auto step = [](int i) { return i / 2 % 2 * 8 - i / 4 * 8 - i % 2; };
   float parts[4] = {};  // side by side, so that few additions wait for one another

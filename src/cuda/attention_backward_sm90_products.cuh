@@ -39,9 +39,9 @@ __device__ void issue_gradient(float (&to)[S::D / 2], const std::uint32_t (&a)[S
 }
 
 // Rows that see all of `keys` keys from `key` on, and so need no mask there.
-__device__ inline KeyRange rows_seeing_all(const Sight& sight, int key, int keys, int seeing) {
-  const KeyRange of_last = sight.rows_of(key + keys - 1, seeing);
-  return {of_last.begin, of_last.end > 0 ? sight.rows_of(key, seeing).end : 0};
+__device__ inline KeyRange rows_seeing_all(const BandMask& band, int key, int keys, int seeing) {
+  const KeyRange of_last = band.rows_of(key + keys - 1, seeing);
+  return {of_last.begin, of_last.end > 0 ? band.rows_of(key, seeing).end : 0};
 }
 
 // Two rows' {lse, r} at a time.

@@ -85,8 +85,8 @@ __device__ void make_dv(const Params& p, WideShared<S>& shared) {
     const KeyRange steps = work.steps;
     if (steps.begin < steps.end) {
       const int key0 = work.key0, seeing = work.seeing;
-      const Sight sight = work.sight;
-      const KeyRange unmasked = rows_seeing_all(sight, key0 + warp_key, 16, seeing);
+      const BandMask band = work.band;
+      const KeyRange unmasked = rows_seeing_all(band, key0 + warp_key, 16, seeing);
       shared.kv_ring.wait_full(kv_turn);
       kv_turn.next();
       const auto issue_s = [&] {
@@ -99,7 +99,7 @@ __device__ void make_dv(const Params& p, WideShared<S>& shared) {
         const int row0 = step * S::Rows;
         if (row0 < unmasked.begin || row0 + S::Rows > unmasked.end) {
           const int key = key0 + warp_key + lane / 4;
-          hide(s, {sight.rows_of(key, seeing), sight.rows_of(key + 8, seeing)}, row0, -kInfinity);
+          hide(s, {band.rows_of(key, seeing), band.rows_of(key + 8, seeing)}, row0, -kInfinity);
         }
         exponentiate<S>(s, shared.terms[q_turn.stage], nullptr, scale);
         pack_operands<T>(weights, s);

@@ -84,7 +84,7 @@ struct Work {
   int q_batch, k_batch, q_start, k_start;
   int keys;  // that exist, from key0 on
   int seeing;
-  Sight sight;
+  BandMask band;
   KeyRange steps;
 };
 
@@ -131,12 +131,12 @@ __device__ Work make_work(const Params& p, int ticket) {
   work.k_start = sequence.k_start;
   work.keys = min(max(sequence.k_rows - work.key0, 0), S::Keys);
   work.seeing = min(sequence.q_seeing, sequence.q_rows);
-  work.sight = {p.left, p.right, sequence.offset, sequence.k_visible};
+  work.band = {p.left, p.right, sequence.offset, sequence.k_visible};
   work.steps = {0, 0};
   const int last = min(work.key0 + S::Keys, min(sequence.k_rows, sequence.k_visible)) - 1;
   if (last >= work.key0) {
-    const int begin = work.sight.rows_of(work.key0, work.seeing).begin;
-    const int end = work.sight.rows_of(last, work.seeing).end;
+    const int begin = work.band.rows_of(work.key0, work.seeing).begin;
+    const int end = work.band.rows_of(last, work.seeing).end;
     if (begin < end) work.steps = {begin / S::Rows, (end + S::Rows - 1) / S::Rows};
   }
   return work;
@@ -247,7 +247,7 @@ __device__ void serve(const Params& p, Shared<S>& shared) {
 template <class S>
 __device__ unsigned share_of(const Params& p, const Work& work, int step) {
   const int first = step * S::Rows, last = min(first + S::Rows, work.seeing) - 1;
-  const KeyRange some = work.sight.of_some(first, last);
+  const KeyRange some = work.band.of_some(first, last);
   const int block = work.key0 / S::Keys;
   return p.backward_in_keys ? (some.end - 1) / S::Keys - block : block - some.begin / S::Keys;
 }

@@ -74,7 +74,7 @@ struct alignas(1024) Shared {
 // The rows of one block, all of one sequence and key head.
 struct Unit {
   Sm90Sequence sequence;
-  Sight sight;
+  BandMask band;
   int number;                // of the sequence
   int key_head, row0, rows;  // packed row r is query r / group of head key_head * group + r % group
 
@@ -91,7 +91,7 @@ struct Unit {
       sequence.k_visible = min(max(p.key_lengths[at], 0), sequence.k_rows);
       sequence.offset = sequence.k_visible - sequence.q_seeing;
     }
-    sight = {p.left, p.right, sequence.offset, sequence.k_visible};
+    band = {p.left, p.right, sequence.offset, sequence.k_visible};
     row0 = block * kRows;
     rows = min(max(sequence.q_rows * p.group - row0, 0), kRows);
   }
@@ -109,7 +109,7 @@ struct Unit {
   }
   __device__ KeyRange seen(const Params& p, int row) const {
     const int i = query(p, row);
-    return row < rows && i < sequence.q_seeing ? sight.of(i) : KeyRange{0, 0};
+    return row < rows && i < sequence.q_seeing ? band.of(i) : KeyRange{0, 0};
   }
 };
 
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   // This block's keys: whole tiles of what some row sees.
   const int last_seeing = min(unit.query(p, unit.rows - 1), unit.sequence.q_seeing - 1);
   KeyRange some{0, 0};
-  if (last_seeing >= unit.query(p, 0)) some = unit.sight.of_some(unit.query(p, 0), last_seeing);
+  if (last_seeing >= unit.query(p, 0)) some = unit.band.of_some(unit.query(p, 0), last_seeing);
   if (p.pages) some.begin -= some.begin % S::Keys;  // no tile lies in two pages
   const int tiles = max(some.end - some.begin + S::Keys - 1, 0) / S::Keys;
   const int per_part = (tiles + p.parts - 1) / p.parts;
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     }
   }
   const KeyRange seen[2] = {unit.seen(p, row), unit.seen(p, row + 8)};
-  const KeyRange all = unit.sight.of_all(unit.query(p, 0), unit.query(p, unit.rows - 1));
+  const KeyRange all = unit.band.of_all(unit.query(p, 0), unit.query(p, unit.rows - 1));
 
   OnlineSoftmax softmax;
   NoWatch watch;

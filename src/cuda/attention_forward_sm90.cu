@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(32 * kFinishWarps)
     sequence = p.sequences[pair / p.heads];
   else
     sequence.q_batch = pair / p.heads;
-  const Sight sight{p.left, p.right, sequence.offset, sequence.k_visible};
+  const BandMask band{p.left, p.right, sequence.offset, sequence.k_visible};
   const int rows = p.row_blocks * block_rows;  // padded
   const RowTold* const told = p.told + std::int64_t(pair) * rows;
   const int head = pair % p.heads;
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(32 * kFinishWarps)
     RowTold row = told[i];
     const int block = i / block_rows;
     const int at = first_row_of(block, block_rows, sequence.q_rows) + i - block * block_rows;
-    const KeyRange seen = sight.of(at);
+    const KeyRange seen = band.of(at);
     if (p.sinks && row.top != -kInfinity) add_sink(p, p.sinks[head], first + at, row);
     const int next = first_row_of(block + 1, block_rows, sequence.q_rows);
     if (p.row_terms && at < min(next, sequence.q_rows)) {

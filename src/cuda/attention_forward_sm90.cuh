@@ -137,7 +137,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
       }
       if (masked) {
         const auto seen_by = [&](int at) {
-          return S::Counts && at >= work.seeing ? KeyRange{0, 0} : work.sight.of(work.row0 + at);
+          return S::Counts && at >= work.seeing ? KeyRange{0, 0} : work.band.of(work.row0 + at);
         };
         const int row = 16 * warp + lane_now() / 4;
         const KeyRange keys[2] = {seen_by(row), seen_by(row + 8)};

@@ -157,7 +157,7 @@ __device__ void add_by_distance(const Params& p, const Work& work, int warp, int
   const Sm90Pairs& of = p.of_pairs;
   const float scale = p.inner_scale;
   // Of the warp's first pair, and of the lane's.
-  const int of_warp = tile * S::Keys - (work.row0 + 16 * warp) - work.sight.offset;
+  const int of_warp = tile * S::Keys - (work.row0 + 16 * warp) - work.band.offset;
   const int first = of_warp + 2 * (lane_now() % 4) - lane_now() / 4;
   if (of.slopes != nullptr) {
     const float slope = of.slopes[work.index * of.slopes_batch + work.head * of.slopes_head];

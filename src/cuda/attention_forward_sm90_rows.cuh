@@ -94,7 +94,7 @@ __device__ void finish_rows(const Params& p, const Work& work, int warp, OnlineS
     factor[r] = softmax.sum[r] == 0 ? 0 : __fdividef(1, softmax.sum[r]);
     if constexpr (S::Pairs == Said::dropout) factor[r] *= p.of_pairs.dropout.kept;
     if (p.sinks) {
-      const KeyRange seen = work.sight.of(work.row0 + at);
+      const KeyRange seen = work.band.of(work.row0 + at);
       const float sink = p.sinks[work.head];
       lse[r] = softmax.sum[r] == 0 ? sink : with_sink(sink, lse[r], factor[r]);
       sees = at < work.seeing && seen.begin < seen.end;
@@ -117,7 +117,7 @@ __device__ void restore_tainted(const Params& p, const Work& work, int warp, flo
   const int row = work.row0 + 16 * warp + threadIdx.x % 32 / 4;
   const T* const values = static_cast<const T*>(p.values) + work.k_batch * p.v_strides.batch +
                           work.head / p.group * p.v_strides.head;
-  const KeyRange seen[2] = {work.sight.of(row), work.sight.of(row + 8)};
+  const KeyRange seen[2] = {work.band.of(row), work.band.of(row + 8)};
   const int end = max(seen[0].end, seen[1].end);
   for (int key = min(seen[0].begin, seen[1].begin); key < end; ++key) {
     if (!work.must_inspect(key / S::Keys)) continue;

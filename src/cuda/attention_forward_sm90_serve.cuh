@@ -122,7 +122,7 @@ __device__ void inspect(Shared<S>& shared) {
       phases ^= 1 << stage;
       shared.v_ring.full[stage].wait(count / S::Stages & 1);
       // Keys that somebody sees end here.
-      const int seen = work.sight.of(work.row0 + work.seeing - 1).end - tile * S::Keys;
+      const int seen = work.band.of(work.row0 + work.seeing - 1).end - tile * S::Keys;
       uint4* const values = reinterpret_cast<uint4*>(shared.v[stage]);
       constexpr int Vectors = S::Keys * S::D / 8, Step = 32 * kInspectors;
       bool strange = false, taint = false;

@@ -97,7 +97,7 @@ struct Work {
   int q_batch, k_batch, q_start, k_start;
   int rows;    // that exist, from row0 on
   int seeing;  // of which see anything
-  Sight sight;
+  BandMask band;
   KeyRange tiles;  // visited, from the last to the first
   KeyRange plain;  // of which these have no hidden pair over values that could be anything
   // By inspecting warp: values that are not finite were taken out.
@@ -175,7 +175,7 @@ __device__ void make_work(const Params& p, int ticket, Work& work) {
   const int end = min(first_row_of(block + 1, S::Rows, sequence.q_rows), sequence.q_rows);
   work.rows = max(end - work.row0, 0);
   work.seeing = min(max(sequence.q_seeing - work.row0, 0), work.rows);
-  work.sight = {p.left, p.right, sequence.offset, sequence.k_visible};
+  work.band = {p.left, p.right, sequence.offset, sequence.k_visible};
   work.tiles = work.plain = {0, 0};
   for (bool& flag : work.tainted) flag = false;
   work.first_row =
@@ -183,12 +183,12 @@ __device__ void make_work(const Params& p, int ticket, Work& work) {
   work.first_told = (std::int64_t(pair) * p.row_blocks + block) * S::Rows;
   if (work.seeing > 0) {
     const int last = work.row0 + work.seeing - 1;
-    const KeyRange some = work.sight.of_some(work.row0, last);
+    const KeyRange some = work.band.of_some(work.row0, last);
     if (some.begin < some.end)
       work.tiles = {some.begin / S::Keys, (some.end + S::Keys - 1) / S::Keys};
     // Beyond the tensor's last row the copy gives zeros.
     if (!S::SaidInTiles)
-      work.plain = tiles_within<S>(work.sight.of_all(work.row0, last), p.k_rows - sequence.k_start);
+      work.plain = tiles_within<S>(work.band.of_all(work.row0, last), p.k_rows - sequence.k_start);
   }
 }
 
@@ -198,7 +198,7 @@ template <class S>
 __device__ KeyRange tiles_of_rows(const Work& work, int row) {
   const int last = min(row + 64, work.seeing) - 1;
   if (row > last) return {work.tiles.begin, work.tiles.begin + 1};
-  const KeyRange some = work.sight.of_some(work.row0 + row, work.row0 + last);
+  const KeyRange some = work.band.of_some(work.row0 + row, work.row0 + last);
   const int begin = min(max(some.begin / S::Keys, work.tiles.begin), work.tiles.end - 1);
   const int end = min((some.end + S::Keys - 1) / S::Keys, work.tiles.end);
   return {begin, max(end, begin + 1)};
@@ -210,7 +210,7 @@ __device__ Part part_of(const Work& work, int warp) {
   // Rows that see nothing, or do not exist, need a mask only where somebody counts.
   const bool all_see = !S::Counts || last < work.seeing;
   const KeyRange keys =
-      all_see ? work.sight.of_all(work.row0 + row, work.row0 + last) : KeyRange{0, 0};
+      all_see ? work.band.of_all(work.row0 + row, work.row0 + last) : KeyRange{0, 0};
   return {tiles_of_rows<S>(work, row / 64 * 64), tiles_within<S>(keys, kUnbounded)};
 }
 

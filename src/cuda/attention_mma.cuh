@@ -88,7 +88,7 @@ struct Place {
 };
 
 // Rows from s.q_seeing on see nothing, whatever this says.
-__device__ inline Sight sight_of(const AttentionJob& job, const Sequence& s) {
+__device__ inline BandMask band_of(const AttentionJob& job, const Sequence& s) {
   const auto side = [](std::int64_t keys) {
     return keys < 0 ? kUnbounded : static_cast<int>(min(keys, std::int64_t{kUnbounded}));
   };
@@ -193,11 +193,11 @@ __device__ inline int warp_number() {
 struct RowsSeen {
   KeyRange of[2];
 };
-__device__ inline RowsSeen rows_seen(const Sight& sight, const Sequence& s, int first) {
+__device__ inline RowsSeen rows_seen(const BandMask& band, const Sequence& s, int first) {
   RowsSeen seen;
   for (int half = 0; half < 2; ++half) {
     const int i = first + lane_row(half);
-    seen.of[half] = i < s.q_seeing ? sight.of(i) : KeyRange{0, 0};
+    seen.of[half] = i < s.q_seeing ? band.of(i) : KeyRange{0, 0};
   }
   return seen;
 }

@@ -60,12 +60,12 @@ __global__ void __launch_bounds__(BackwardPlan<T, kSize>::kThreads, BackwardPlan
   const int first = (kOfKeys ? place.tile : order.tiles - 1 - place.tile) * kRows;
   const int rows = kOfKeys ? s.k_rows : s.q_rows;
   if (first >= rows) return;
-  const Sight sight = sight_of(job, s);
+  const BandMask band = band_of(job, s);
   const bool hides = kPairOptions<T> && hides_pairs(job);
-  const int seeing = kOfKeys ? sight.visible : s.q_seeing;  // rows from here on see nothing
+  const int seeing = kOfKeys ? band.visible : s.q_seeing;  // rows from here on see nothing
   const auto sees = [&](int row) -> KeyRange {
     if (row >= seeing) return {0, 0};
-    return kOfKeys ? sight.rows_of(row, s.q_seeing) : sight.of(row);
+    return kOfKeys ? band.rows_of(row, s.q_seeing) : band.of(row);
   };
   // Of rows [from, to): what some of them see, and what all of them see.
   const auto some = [&](int from, int to) -> KeyRange {

@@ -49,7 +49,7 @@ struct BiasTiles {
     }
   }
   // ds of the warp's 16 queries and of keys key ..; hidden pairs and those that do not exist are 0.
-  __device__ void make(const Sequence& s, const Sight& sight, int key, Sums& ds) {
+  __device__ void make(const Sequence& s, const BandMask& band, int key, Sums& ds) {
     const int count = min(s.k_rows, s.k_visible) - key;
     load(k, job.k, s.k_batch, head / job.group, s.k_start + key, count, job.head_size);
     load(v, job.v, s.k_batch, head / job.group, s.k_start + key, count, job.value_size);
@@ -69,7 +69,7 @@ struct BiasTiles {
     __syncthreads();  // nobody needs keys and values any more
     const Pairs pairs{sequence, head, row + mine, key};
     PairGradient<T, Pairs, kBiasPairs> gradient{job, s, pairs};
-    gradient.see(rows_seen(sight, s, row + mine).of);
+    gradient.see(rows_seen(band, s, row + mine).of);
     const auto terms_of = [&](int term, int, float(&to)[2][2]) {
       to[0][0] = to[0][1] = terms[term][0], to[1][0] = to[1][1] = terms[term][1];
     };
@@ -99,14 +99,14 @@ __global__ void __launch_bounds__(kBiasThreads)
 #pragma unroll 1
   for (int b = b0; b < sequences; b += to.batch) {
     const Sequence s = job.sequences[b];
-    const Sight sight = sight_of(job, s);
+    const BandMask band = band_of(job, s);
     const int last = min(row + kBiasPairs, s.q_seeing) - 1;
-    if (row > last || !meet(sight.of_some(row, last), key, key + kBiasPairs)) continue;
+    if (row > last || !meet(band.of_some(row, last), key, key + kBiasPairs)) continue;
 #pragma unroll 1
     for (int h = h0; h < job.heads; h += to.heads) {
       tiles.load_queries(b, s, h, row);
       Accumulators<1, kBiasPairs> ds;
-      tiles.make(s, sight, key, ds);
+      tiles.make(s, band, key, ds);
 #pragma unroll
       for (int i = 0; i < kBiasPairs / 2; ++i) sums[0][i] += ds[0][i];
     }
@@ -136,18 +136,18 @@ __global__ void __launch_bounds__(kBiasThreads)
   const int head = static_cast<int>(blockIdx.y), sequence = static_cast<int>(blockIdx.z);
   const int row = static_cast<int>(blockIdx.x) * kBiasPairs;
   const Sequence s = job.sequences[sequence];
-  const Sight sight = sight_of(job, s);
+  const BandMask band = band_of(job, s);
   for (int b = 0; b < bucket_count; ++b) columns[b * kBiasThreads + thread] = 0;
   const auto add = [&](int bucket, float value) {
     columns[bucket * kBiasThreads + thread] += value;
   };
   const int last = min(row + kBiasPairs, s.q_seeing) - 1;
-  KeyRange keys = row <= last ? sight.of_some(row, last) : KeyRange{0, 0};
+  KeyRange keys = row <= last ? band.of_some(row, last) : KeyRange{0, 0};
   const bool near_only = x.far.hold();
   const int reach = job.slopes != nullptr ? 0 : job.bucket_reach;
   if (near_only) {
-    keys.begin = max(keys.begin, row + sight.offset - reach + 1);
-    keys.end = min(keys.end, last + sight.offset + reach);
+    keys.begin = max(keys.begin, row + band.offset - reach + 1);
+    keys.end = min(keys.end, last + band.offset + reach);
   }
   // None are from 0 on, since a tile begins where it is aligned.
   if (keys.begin >= keys.end || (near_only && reach == 0)) keys = {0, 0};
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kBiasThreads)
 #pragma unroll 1
   for (int key = keys.begin / kKeysAligned * kKeysAligned; key < keys.end; key += kBiasPairs) {
     Accumulators<1, kBiasPairs> ds;
-    tiles.make(s, sight, key, ds);
+    tiles.make(s, band, key, ds);
     const Pairs pairs{sequence, head, row + 16 * warp_number(), key};
     const auto relative = [&](int r, int n) {
       return pairs.key(r, n) - pairs.query(r, n) - static_cast<int>(s.offset);

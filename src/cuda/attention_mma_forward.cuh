@@ -46,11 +46,11 @@ struct QueryBlock {
   // Products to weights. Sums of values are rescaled where a maximum moves.
   template <class Pairs, int kCount>
   __device__ __forceinline__ void weigh(const AttentionJob& job, const Sequence& s,
-                                        const Sight& sight, bool sees_all, const Pairs& pairs,
+                                        const BandMask& band, bool sees_all, const Pairs& pairs,
                                         float (&x)[kCount], float (&sums)[kSize / 2]) {
     PairBits bits{{Pairs::kAll, Pairs::kAll}};
     if (!sees_all) {
-      bits = pairs.seen_in(rows_seen(sight, s, pairs.row).of);
+      bits = pairs.seen_in(rows_seen(band, s, pairs.row).of);
       if (kPairOptions<T>) pairs.apply_mask(job, s, bits);
     }
     if constexpr (kWatched) {
@@ -87,7 +87,7 @@ struct QueryBlock {
   }
 
   // Outputs, lse and what scores have told of queries first .. first + 15.
-  __device__ void store(const AttentionJob& job, const Sequence& s, const Sight& sight, int head,
+  __device__ void store(const AttentionJob& job, const Sequence& s, const BandMask& band, int head,
                         int first, float (&sums)[kSize / 2], const MmaForward& to) {
     float lse[2];
     [[maybe_unused]] float own[2];  // of exact floats: what the maximum's exponent is, but for 0
@@ -112,7 +112,7 @@ struct QueryBlock {
         share = 0;
 #pragma unroll
         for (int n = 0; n < kSize / 4; ++n) sums[n / 2 * 4 + 2 * r + n % 2] = 0;
-        const KeyRange range = i < s.q_seeing ? sight.of(i) : KeyRange{0, 0};
+        const KeyRange range = i < s.q_seeing ? band.of(i) : KeyRange{0, 0};
         const bool sees = hides(job) ? has_seen : range.begin < range.end;
         if (job.sinks != nullptr && sees) lse[r] = job.sinks[head];
       } else if (job.sinks != nullptr) {
@@ -162,16 +162,16 @@ __global__ void __launch_bounds__(ForwardPlan<T, kSize>::kThreads, ForwardPlan<T
   // The last rows first: under a causal mask they take longest.
   const int first = (order.tiles - 1 - place.tile) * kRows;
   if (first >= s.q_rows) return;
-  const Sight sight = sight_of(job, s);
+  const BandMask band = band_of(job, s);
 
   // What rows [from, to) see: some of them, and all of them.
   const auto some = [&](int from, int to) -> KeyRange {
     to = min(to, s.q_seeing);
-    return from < to ? sight.of_some(from, to - 1) : KeyRange{0, 0};
+    return from < to ? band.of_some(from, to - 1) : KeyRange{0, 0};
   };
   const auto all = [&](int from, int to) -> KeyRange {
     to = min(to, s.q_rows);
-    return from < to && to <= s.q_seeing && !Block::hides(job) ? sight.of_all(from, to - 1)
+    return from < to && to <= s.q_seeing && !Block::hides(job) ? band.of_all(from, to - 1)
                                                                : KeyRange{0, 0};
   };
   const int warp = warp_number(), mine = first + kWarpRows * warp;
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(ForwardPlan<T, kSize>::kThreads, ForwardPlan<T
           pairs.staged = stages.at(job, stage, kWarpRows * warp + 16 * m, 0);
         }
         if (kExact<T> && wild) multiply_wild<T>(job, s, pairs, weights[m]);
-        blocks[m].weigh(job, s, sight, sees_all, pairs, weights[m], sums[m]);
+        blocks[m].weigh(job, s, band, sees_all, pairs, weights[m], sums[m]);
       }
     }
     if constexpr (kStages == 1) {
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(ForwardPlan<T, kSize>::kThreads, ForwardPlan<T
   }
 #pragma unroll
   for (int m = 0; m < kBlocks; ++m) {
-    blocks[m].store(job, s, sight, head, mine + 16 * m, sums[m], to);
+    blocks[m].store(job, s, band, head, mine + 16 * m, sums[m], to);
   }
 }
 

@@ -35,13 +35,13 @@ __global__ void __launch_bounds__(ReceivedPlan<T, kSize>::kThreads, ReceivedPlan
   // The first keys first: under a causal mask they are seen most.
   const int first = place.tile * kKeys;
   if (first >= s.k_rows) return;
-  const Sight sight = sight_of(job, s);
+  const BandMask band = band_of(job, s);
   const bool changes = kPairOptions<T> && changes_scores(job);
   const bool hides = kPairOptions<T> && hides_pairs(job);
-  const int last = min(first + kKeys, sight.visible) - 1;
+  const int last = min(first + kKeys, band.visible) - 1;
   KeyRange range{0, 0};
   if (first <= last) {
-    range = {sight.rows_of(first, s.q_seeing).begin, sight.rows_of(last, s.q_seeing).end};
+    range = {band.rows_of(first, s.q_seeing).begin, band.rows_of(last, s.q_seeing).end};
   }
 
   const auto load_queries = [&](int query, int stage) {
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(ReceivedPlan<T, kSize>::kThreads, ReceivedPlan
   if (range.begin < range.end) {
     k.template load<kKeys, kThreads>(
         job.k.at<const T>(s.k_batch, head / job.group, s.k_start + first), job.k.row,
-        sight.visible - first, job.head_size);
+        band.visible - first, job.head_size);
     load_queries(range.begin, 0);
   }
   const int warp = warp_number();
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(ReceivedPlan<T, kSize>::kThreads, ReceivedPlan
     multiply_all<1, kKeys>(lane, q(stage), 16 * warp, k, job.head_size, weights);
     const Pairs pairs{sequence, head, mine, first};
     if (kExact<T> && wild) multiply_wild<T>(job, s, pairs, weights[0]);
-    PairBits bits = pairs.seen_in(rows_seen(sight, s, mine).of);
+    PairBits bits = pairs.seen_in(rows_seen(band, s, mine).of);
     if (hides) pairs.apply_mask(job, s, bits);
     if (changes) {
       Pairs::template scale_scores<kExact<T>>(job, weights[0]);

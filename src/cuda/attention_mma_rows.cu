@@ -128,8 +128,8 @@ __global__ void __launch_bounds__(FarRows<kSize>::kThreads)
   q.template load<Plan::kRows, Plan::kThreads>(
       job.q.at<const float>(s.q_batch, head, s.q_start + first), job.q.row, last + 1 - first,
       job.head_size);
-  const Sight sight = sight_of(job, s);
-  const KeyRange keys = sight.of_some(first, last);
+  const BandMask band = band_of(job, s);
+  const KeyRange keys = band.of_some(first, last);
   OnlineSoftmax softmax;
   NoWatch nobody;
   bool wild = false;  // queries, or keys so far, do not split well
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(FarRows<kSize>::kThreads)
     __syncthreads();  // nobody needs these keys any more
     const Pairs pairs{sequence, head, mine, key};
     if (wild) multiply_wild<float>(job, s, pairs, scores[0]);
-    PairBits bits = pairs.seen_in(rows_seen(sight, s, mine).of);
+    PairBits bits = pairs.seen_in(rows_seen(band, s, mine).of);
     pairs.apply_mask(job, s, bits);
     Pairs::template scale_scores<true>(job, scores[0]);
     pairs.add_bias(job, s, scores[0], bits);

@@ -58,7 +58,7 @@ struct Work {
   int q_batch, k_batch, q_start, k_start;
   int keys;  // that exist, from key0 on
   int seeing;
-  Sight sight;
+  BandMask band;
   KeyRange tiles;              // of rows
   KeyRange parts[kConsumers];  // of these, those that a warpgroup takes; it passes over the others
 };
@@ -78,10 +78,10 @@ struct alignas(1024) Shared {
 
 // Tiles of the rows that see some of `count` keys from `key` on.
 template <class S>
-__device__ KeyRange tiles_seeing(const Sight& sight, int key, int count, int seeing) {
-  const int last = min(key + count, sight.visible) - 1;
+__device__ KeyRange tiles_seeing(const BandMask& band, int key, int count, int seeing) {
+  const int last = min(key + count, band.visible) - 1;
   if (last < key) return {0, 0};
-  const int begin = sight.rows_of(key, seeing).begin, end = sight.rows_of(last, seeing).end;
+  const int begin = band.rows_of(key, seeing).begin, end = band.rows_of(last, seeing).end;
   if (begin >= end) return {0, 0};
   return {begin / S::Rows, (end + S::Rows - 1) / S::Rows};
 }
@@ -108,12 +108,12 @@ __device__ void make_work(const Params& p, int ticket, Work& work) {
   work.k_start = sequence.k_start;
   work.keys = min(max(sequence.k_rows - work.key0, 0), S::Keys);
   work.seeing = min(sequence.q_seeing, sequence.q_rows);
-  work.sight = {p.left, p.right, sequence.offset, min(sequence.k_visible, sequence.k_rows)};
-  work.tiles = tiles_seeing<S>(work.sight, work.key0, S::Keys, work.seeing);
+  work.band = {p.left, p.right, sequence.offset, min(sequence.k_visible, sequence.k_rows)};
+  work.tiles = tiles_seeing<S>(work.band, work.key0, S::Keys, work.seeing);
 #pragma unroll
   for (int i = 0; i < kConsumers; ++i) {
     const int key = work.key0 + i * S::KeysEach;
-    KeyRange part = tiles_seeing<S>(work.sight, key, S::KeysEach, work.seeing);
+    KeyRange part = tiles_seeing<S>(work.band, key, S::KeysEach, work.seeing);
     if (part.begin >= part.end) part = {work.tiles.begin, work.tiles.begin};
     work.parts[i] = part;
   }
@@ -189,9 +189,9 @@ __device__ void issue_scores(const typename S::T* keys, const typename S::T* row
 }
 
 // Rows that see all of the 16 keys of a warp from `key` on, and so need no mask there.
-__device__ inline KeyRange rows_seeing_all(const Sight& sight, int key, int seeing) {
-  const KeyRange of_last = sight.rows_of(key + 15, seeing);
-  return {of_last.begin, of_last.end > 0 ? sight.rows_of(key, seeing).end : 0};
+__device__ inline KeyRange rows_seeing_all(const BandMask& band, int key, int seeing) {
+  const KeyRange of_last = band.rows_of(key + 15, seeing);
+  return {of_last.begin, of_last.end > 0 ? band.rows_of(key, seeing).end : 0};
 }
 
 // Scores to weights, in place. A lane has, of every 8 rows, 2 (lane % 4) and the next. The top is
@@ -231,10 +231,10 @@ struct Half {
   // whatever its score and its row's terms are: that is said last.
   template <int Count>
   __device__ void take(float (&s)[Count], int row0, const Sm90RowTerms* terms, float scale,
-                       const Sight& sight, int seeing) {
+                       const BandMask& band, int seeing) {
     if (row0 < unmasked.begin || row0 + 2 * Count > unmasked.end) {
       exponentiate(s, terms, scale);
-      hide(s, {sight.rows_of(key, seeing), sight.rows_of(key + 8, seeing)}, row0, 0.f);
+      hide(s, {band.rows_of(key, seeing), band.rows_of(key + 8, seeing)}, row0, 0.f);
       add_weights(s, sums);
     } else {
       exponentiate(s, terms, scale);
@@ -294,14 +294,14 @@ struct Walk {
   // is done.
   __device__ void sum(const Work& work, KeyRange tiles, const typename S::T* keys,
                       Barrier& keys_read, Half (&halves)[2]) {
-    const Sight sight = work.sight;
+    const BandMask band = work.band;
     const int seeing = work.seeing, last = tiles.end - 1;
     float s0[S::Rows / 2], s1[S::Rows / 2];
     const auto issue = [&](auto& s, int half, int stage) {
       issue_scores<S>(keys + 64 * half * kSlab, shared.q[stage], s);
     };
     const auto take = [&](auto& s, int half, int tile) {
-      halves[half].take(s, tile * S::Rows, shared.terms[turn.stage], p.scale, sight, seeing);
+      halves[half].take(s, tile * S::Rows, shared.terms[turn.stage], p.scale, band, seeing);
     };
     shared.q_ring.wait_full(turn);
     issue(s0, 0, turn.stage);
@@ -343,7 +343,7 @@ __device__ void compute(const Params& p, Shared<S>& shared) {
     const int warp_key = work.key0 + first_key + warp % 4 * 16;
     const auto half_from = [&](int key) {
       return Half{
-          key + int(threadIdx.x) % 32 / 4, rows_seeing_all(work.sight, key, work.seeing), {0, 0}};
+          key + int(threadIdx.x) % 32 / 4, rows_seeing_all(work.band, key, work.seeing), {0, 0}};
     };
     Half halves[S::Halves] = {half_from(warp_key), half_from(warp_key + 64)};
     const KeyRange tiles = work.tiles, part = work.parts[consumer];

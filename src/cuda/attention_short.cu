@@ -21,14 +21,14 @@ template <class T, int kSize>
 __device__ void add_strange(const AttentionJob& job, const Sequence& s, const ShortGroup& group,
                             int first, const float (&total)[2], float (&sums)[kSize / 8][4]) {
   const int rows[2] = {first + pair_row(0), first + pair_row(2)};
-  const Sight sights[2] = {Sight(job, s, rows[0]), Sight(job, s, rows[1])};
+  const VisibleKeys visible[2] = {VisibleKeys(job, s, rows[0]), VisibleKeys(job, s, rows[1])};
 #pragma unroll 1
   for (int j = 0; j < s.k_rows; ++j) {
     const T* v = job.v.at<const T>(s.k_batch, group.head, s.k_start + j);
     bool feels[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      feels[half] = total[half] != 0 && sights[half].sees(job, s, group.head, rows[half], j) &&
+      feels[half] = total[half] != 0 && visible[half].sees(job, s, group.head, rows[half], j) &&
                     kept(job, group, rows[half], j) != 0;
     }
 #pragma unroll
@@ -54,7 +54,7 @@ template <int kTiles>
 __device__ PairBits bits_of(const AttentionJob& job, const Sequence& s, const ShortGroup& group,
                             int i) {
   PairBits bits;
-  if (!Sight::is_interval(job) && i < s.q_rows) {
+  if (!VisibleKeys::is_interval(job) && i < s.q_rows) {
     bits.seen = 0;
 #pragma unroll 1
     for (int n = 0; n < 4 * kTiles; ++n) {
@@ -136,7 +136,7 @@ __device__ void weigh(const AttentionJob& job, const Sequence& s, const ShortGro
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = first + pair_row(2 * half);
-    const Sight sight(job, s, i);
+    const VisibleKeys visible(job, s, i);
     const PairBits bits = bits_of<kTiles>(job, s, group, i);
     if (job.softcap > 0) {
 #pragma unroll
@@ -150,7 +150,8 @@ __device__ void weigh(const AttentionJob& job, const Sequence& s, const ShortGro
     for (int n = 0; n < 4 * kTiles; ++n) {
       const int j = key_of_bit(n);
       float& x = pairs[n / 4][n / 2 % 2][2 * half + n % 2];
-      x = j >= sight.begin && j < sight.end && (bits.seen >> n & 1) != 0 ? scale * x : -INFINITY;
+      x = j >= visible.begin && j < visible.end && (bits.seen >> n & 1) != 0 ? scale * x
+                                                                             : -INFINITY;
       top[half] = larger(x, top[half]);
     }
     top[half] = over_row(top[half], larger);

@@ -185,10 +185,10 @@ __device__ inline float kept(const AttentionJob& job, const ShortGroup& group, i
 }
 
 // Which keys query i sees: an interval, unless there is a mask of pairs or of positions.
-struct Sight {
+struct VisibleKeys {
   int begin = 0, end = 0;
 
-  __device__ Sight(const AttentionJob& job, const Sequence& s, int i) {
+  __device__ VisibleKeys(const AttentionJob& job, const Sequence& s, int i) {
     if (i >= s.q_rows || i >= s.q_seeing) return;
     std::int64_t first = 0, last = min(s.k_rows, s.k_visible);
     if (is_interval(job)) {

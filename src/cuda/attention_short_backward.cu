@@ -126,7 +126,7 @@ __device__ void queries(const AttentionJob& job, const Sequence& s, const ShortG
   load_left(room.q, first, q);
   load_left(room.dout, first, dout);
   const int rows[2] = {first + pair_row(0), first + pair_row(2)};
-  const Sight sights[2] = {Sight(job, s, rows[0]), Sight(job, s, rows[1])};
+  const VisibleKeys visible[2] = {VisibleKeys(job, s, rows[0]), VisibleKeys(job, s, rows[1])};
   const QueryRow query[2] = {{room.lse[rows[0]], room.base[rows[0]]},
                              {room.lse[rows[1]], room.base[rows[1]]}};
   float sums[kSize / 8][4] = {};
@@ -143,7 +143,7 @@ __device__ void queries(const AttentionJob& job, const Sequence& s, const ShortG
       for (int e = 0; e < 2; ++e) {
         float &dot = dots[n / 2][2 * half + e], &dp = dps[n / 2][2 * half + e];
         PairGradient g;
-        if (sights[half].sees(job, s, group.head, rows[half], j + e)) {
+        if (visible[half].sees(job, s, group.head, rows[half], j + e)) {
           g = gradient_of(job, query[half], dot, dp, keep[n / 2][2 * half + e]);
         }
         dot = g.dlogit;

@@ -25,6 +25,11 @@ void* take(std::size_t bytes, cudaStream_t stream, const char* what) {
   return data;
 }
 
+// What a call says that a stream cannot record: one that waits, for example.
+bool is_of_capture(cudaError_t status) {
+  return status >= cudaErrorStreamCaptureUnsupported && status <= cudaErrorStreamCaptureWrongThread;
+}
+
 cudaMemPool_t pool_of(int index) {
   cudaMemPool_t pool = nullptr;
   check_cuda(cudaDeviceGetDefaultMemPool(&pool, index), "cuda");
@@ -38,7 +43,10 @@ void release(void* data, void* backend) { static_cast<CudaBackend*>(backend)->re
 void check_cuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   cudaGetLastError();
-  fail("{}: CUDA says: {}", what, cudaGetErrorString(status));
+  const char* reason = cudaGetErrorString(status);
+  if (status == cudaErrorMemoryAllocation) fail<OutOfMemory>("{}: CUDA says: {}", what, reason);
+  if (is_of_capture(status)) fail<NotRecordable>("{}: CUDA says: {}", what, reason);
+  fail("{}: CUDA says: {}", what, reason);
 }
 
 // Memory the device can fetch from while this thread goes on: bytes for it are put here. It is a
@@ -148,7 +156,8 @@ std::shared_ptr<Storage> CudaBackend::allocate(std::size_t bytes) {
   if (data == nullptr) {
     std::size_t unused = 0, all = 0;
     check_cuda(cudaMemGetInfo(&unused, &all), "allocate");
-    fail("out of memory: {} bytes on {}, which has {} of {} left", bytes, device(), unused, all);
+    fail<OutOfMemory>("out of memory: {} bytes on {}, which has {} of {} left", bytes, device(),
+                      unused, all);
   }
   return std::make_shared<Storage>(data, bytes, device(), qkv::release, this);
 }
@@ -161,8 +170,9 @@ Tensor CudaBackend::upload(std::span<const std::byte> bytes) {
 }
 
 void CudaBackend::send(void* to, const void* from, std::size_t bytes) {
-  check(arena() == nullptr,
-        "copy: {} bytes of the CPU cannot be recorded; they may be others next time", bytes);
+  check<NotRecordable>(arena() == nullptr,
+                       "copy: {} bytes of the CPU cannot be recorded; they may be others next time",
+                       bytes);
   const cudaStream_t queue = stream();
   if (bytes <= Outbox::kPart) {
     const std::scoped_lock lock(outbox_->mutex);
@@ -176,6 +186,7 @@ void CudaBackend::send(void* to, const void* from, std::size_t bytes) {
 }
 
 std::uint32_t* CudaBackend::tickets(std::int64_t count) {
+  const std::scoped_lock lock(first_use_);
   if (!tickets_.defined() || tickets_.numel() < count) {
     tickets_ = Tensor::zeros({count}, {DType::i32, device()});
   }

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 
 #include "core/backend.h"
@@ -118,6 +119,7 @@ class CudaBackend final : public Backend {
   std::size_t total_memory_ = 0;
   std::unique_ptr<Outbox> outbox_;
   std::shared_ptr<Inbox> inbox_;
+  std::mutex first_use_;  // of the next two
   Tensor tickets_;
   std::shared_ptr<Blas> blas_;  // made by the first product
 };

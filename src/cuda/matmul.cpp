@@ -20,6 +20,7 @@ namespace {
 constexpr std::size_t kWorkspace = std::size_t{64} << 20;
 
 void check_blas(cublasStatus_t status) {
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) fail<OutOfMemory>("matmul: cuBLAS is out of memory");
   check(status == CUBLAS_STATUS_SUCCESS, "matmul: cuBLAS says: {}",
         cublasLtGetStatusString(status));
 }
@@ -288,8 +289,12 @@ bool CudaBackend::product(const Product& p) {
 
 bool CudaBackend::product_of_all(const Product& p) {
   stream();
-  if (!blas_) blas_ = std::make_shared<Blas>(device());
-  Blas& blas = *blas_;
+  const std::shared_ptr<Blas> shared = [&] {
+    const std::scoped_lock lock(first_use_);
+    if (!blas_) blas_ = std::make_shared<Blas>(device());
+    return blas_;
+  }();
+  Blas& blas = *shared;
   const Operand a(p.a), b(p.b);
   const Epilogue epilogue(p);
   Operation operation;

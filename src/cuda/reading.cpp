@@ -84,8 +84,8 @@ class CudaBackend::Arriving final : public Reading {
 std::shared_ptr<CudaBackend::Inbox> CudaBackend::make_inbox() { return std::make_shared<Inbox>(); }
 
 std::unique_ptr<Reading> CudaBackend::begin_reading(const Tensor& x) {
-  check(arena() == nullptr, "read: {} {} cannot be recorded; it is read once", x.dtype(),
-        x.shape());
+  check<NotRecordable>(arena() == nullptr, "read: {} {} cannot be recorded; it is read once",
+                       x.dtype(), x.shape());
   if (!x.is_contiguous()) {
     Tensor dense = Tensor::empty(x.shape(), {x.dtype(), x.device()});
     copy(x, dense);

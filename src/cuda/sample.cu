@@ -238,7 +238,7 @@ __device__ Cut cut_after(const Row& row, Measure&& measure, Wanted&& wanted, Roo
 
 __global__ void __launch_bounds__(kBlock) sample_kernel(SampleJob job) {
   __shared__ Room room;
-  Row row{job.logits + std::int64_t{blockIdx.x} * job.classes, job.classes, 0, job.rate, 0};
+  Row row{job.logits + std::int64_t{blockIdx.x} * job.classes, job.classes, 0, job.rate, -INFINITY};
   // The greatest rank, and of its ids the lowest.
   std::uint64_t top = 0;
   for_each(row, [&](int i, float logit) {
@@ -255,7 +255,6 @@ __global__ void __launch_bounds__(kBlock) sample_kernel(SampleJob job) {
     return;
   }
   row.best = row.logits[best];
-  row.floor = row.best + job.floor;
   if (job.top_k > 0) {
     const auto most = static_cast<std::uint64_t>(job.top_k);
     row.cut = cut_after(
@@ -267,6 +266,7 @@ __global__ void __launch_bounds__(kBlock) sample_kernel(SampleJob job) {
         row, [](double distance) { return weight_at(distance); },
         [&](std::uint64_t total) { return share_of(total, job.top_p); }, room);
   }
+  row.floor = row.best + job.floor;  // min_p, of what the others left
   const auto draw = static_cast<std::uint64_t>(job.draws[blockIdx.x]);
   const int chosen = find(
       row.count, [&](int i) { return row.weight(i); },

@@ -30,6 +30,22 @@ SafetensorsFile open_file(const std::string& path) {
   return file;
 }
 
+// Weights in another format, by their usual names, or "".
+std::string other_weights(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5",
+                           "flax_model.msgpack", "consolidated.00.pth"}) {
+    if (std::filesystem::exists(folder / name, ignored)) return name;
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    const std::string end = entry.path().extension().string();
+    for (const char* other : {".safetensors", ".gguf", ".bin", ".pt", ".pth"}) {
+      if (end == other) return entry.path().filename().string();
+    }
+  }
+  return "";
+}
+
 // The file or index that a folder means.
 std::string resolve(const std::string& path) {
   namespace fs = std::filesystem;
@@ -39,7 +55,9 @@ std::string resolve(const std::string& path) {
     const fs::path file = fs::path(path) / name;
     if (fs::exists(fs::symlink_status(file, ignored))) return file.string();
   }
-  fail("'{}': the folder has no model.safetensors and no model.safetensors.index.json", path);
+  const std::string other = other_weights(path);
+  fail("'{}': the folder has no model.safetensors and no model.safetensors.index.json{}", path,
+       other.empty() ? "" : fmt::format(" (it has {})", shown_name(other)));
 }
 
 struct Place {
@@ -117,7 +135,7 @@ Checkpoint Checkpoint::open(const std::string& path) try {
   checkpoint.files_ = std::move(files);
   return checkpoint;
 } catch (const std::bad_alloc&) {
-  fail("'{}': out of memory while reading the header", path);
+  fail<OutOfMemory>("'{}': out of memory while reading the header", path);
 }
 
 std::vector<std::string> Checkpoint::names() const {

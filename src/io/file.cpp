@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "io/descriptor.h"
+#include "io/file_kind.h"
 
 namespace qkv {
 namespace {
@@ -96,9 +97,11 @@ std::string read_file(const std::string& path, std::uint64_t most) try {
     done += static_cast<std::size_t>(got);
   }
   bytes.resize(done);
+  // Never what was meant, whatever is read: as a text or a vocabulary it would even pass.
+  check(!is_lfs_pointer(bytes), "cannot read '{}': {}", path, file_kind(bytes));
   return bytes;
 } catch (const std::bad_alloc&) {
-  fail("cannot read '{}': out of memory", path);
+  fail<OutOfMemory>("cannot read '{}': out of memory", path);
 }
 
 void write_file_atomically(const std::string& path, std::string_view bytes) {

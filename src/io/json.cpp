@@ -8,7 +8,9 @@
 
 #include "core/check.h"
 #include "io/file.h"
+#include "io/file_kind.h"
 #include "io/shown.h"
+#include "io/strict_json.h"
 
 namespace qkv {
 namespace {
@@ -16,37 +18,64 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::uint64_t kLargestFile = std::uint64_t{16} << 20;
-constexpr int kDeepest = 64;
+constexpr std::size_t kDeepest = 64;
 // A value of two characters becomes some hundred bytes of memory: what a small file may cost.
 constexpr std::size_t kMostValues = 1'000'000;
 
-// What the parser lets pass and we do not, seen event by event before it becomes memory.
-class Watch {
+// What the parser lets pass and we do not, seen event by event before it becomes memory. By itself,
+// not as the parser's callback: with one, the end of each object of a list looks through the list.
+class Watch final : public nlohmann::json_sax<Json> {
  public:
   explicit Watch(const std::string& name) : name_(name) {}
 
-  bool operator()(int depth, Json::parse_event_t event, const Json& value) {
-    using Event = Json::parse_event_t;
-    check(depth <= kDeepest, "{}: more than {} levels of nesting", name_, kDeepest);
-    switch (event) {
-      case Event::object_start: open_.emplace_back(); break;
-      case Event::object_end: open_.pop_back(); break;
-      case Event::key: {
-        const auto& key = value.get_ref<const std::string&>();
-        if (open_.back().insert(key).second) break;
-        fail("{}: the key '{}' appears twice", name_, shown_name(key));
-      }
-      default: break;
-    }
-    check(++events_ <= kMostValues, "{}: more than {} values", name_, kMostValues);
-    return true;
+  bool null() override { return event(); }
+  bool boolean(bool /*value*/) override { return event(); }
+  bool number_integer(number_integer_t /*value*/) override { return event(); }
+  bool number_unsigned(number_unsigned_t /*value*/) override { return event(); }
+  bool number_float(number_float_t /*value*/, const string_t& /*text*/) override { return event(); }
+  bool string(string_t& /*value*/) override { return event(); }
+  bool binary(binary_t& /*value*/) override { return event(); }
+  bool key(string_t& key) override {
+    check(keys_.back().insert(key).second, "{}: the key '{}' appears twice", name_,
+          shown_name(key));
+    return event();
+  }
+  bool start_object(std::size_t /*elements*/) override { return start(); }
+  bool start_array(std::size_t /*elements*/) override { return start(); }
+  bool end_object() override { return end(); }
+  bool end_array() override { return end(); }
+  // The parser says what is wrong.
+  bool parse_error(std::size_t /*byte*/, const std::string& /*token*/,
+                   const Json::exception& /*error*/) override {
+    return false;
   }
 
  private:
+  bool event() {
+    check(keys_.size() <= kDeepest, "{}: more than {} levels of nesting", name_, kDeepest);
+    check(++events_ <= kMostValues, "{}: more than {} values", name_, kMostValues);
+    return true;
+  }
+  bool start() {
+    event();
+    keys_.emplace_back();
+    return true;
+  }
+  bool end() {
+    keys_.pop_back();
+    return event();
+  }
+
   const std::string& name_;
-  std::vector<std::set<std::string>> open_;  // the keys so far of every object we are in
+  std::vector<std::set<std::string>> keys_;  // so far, of every object and list we are in
   std::size_t events_ = 0;
 };
+
+Json watched_json(std::string_view text, const std::string& name) {
+  Watch watch(name);
+  Json::sax_parse(text.begin(), text.end(), &watch);
+  return Json::parse(text.begin(), text.end());
+}
 
 std::string shown(const Json& value) {
   if (value.is_object()) return "an object";
@@ -136,23 +165,34 @@ Config::Config()
 
 Config Config::read(const std::string& path) { return parse(read_file(path, kLargestFile), path); }
 
-Config Config::parse(std::string_view text, const std::string& name) try {
+nlohmann::json strict_json(std::string_view text, const std::string& name) try {
   check(text.size() <= kLargestFile, "{}: {} bytes, at most {} are expected", name, text.size(),
         kLargestFile);
-  auto json = std::make_shared<Json>(Json::parse(text.begin(), text.end(), Watch(name)));
-  check(json->is_object(), "{}: expected a JSON object, got {}", name, shown(*json));
-  return Config(std::make_shared<Value>(Value{std::move(json), name, ""}));
+  return watched_json(text, name);
 } catch (const Json::parse_error& error) {
   // The parser's own message quotes the text it stumbled over, which may be all of the file.
-  fail("{}: not valid JSON at byte {}", name, error.byte);
+  const std::string kind = file_kind(text);
+  const bool is_other = !kind.empty() && kind != "a JSON file";
+  fail("{}: not valid JSON at byte {}{}", name, error.byte, is_other ? ": this is " + kind : "");
 } catch (const Json::exception&) {
   fail("{}: a number is out of range", name);
 } catch (const std::bad_alloc&) {
-  fail("{}: out of memory", name);
+  fail<OutOfMemory>("{}: out of memory", name);
+}
+
+Config Config::parse(std::string_view text, const std::string& name) {
+  auto json = std::make_shared<Json>(strict_json(text, name));
+  check(json->is_object(), "{}: expected a JSON object, got {}", name, shown(*json));
+  return Config(std::make_shared<Value>(Value{std::move(json), name, ""}));
 }
 
 bool Config::has(const std::string& key) const { return value_->find(key) != nullptr; }
 bool Config::mentions(const std::string& key) const { return value_->json->contains(key); }
+
+bool Config::is_text(const std::string& key) const {
+  const Json* value = value_->find(key);
+  return value != nullptr && value->is_string();
+}
 
 std::vector<std::string> Config::keys() const {
   std::vector<std::string> keys;
@@ -207,6 +247,18 @@ std::vector<double> Config::numbers(const std::string& key, double min, double m
   return each(value_->find(key), where(key), [&](const Json& value, const std::string& place) {
     return as_number(value, place, min, max);
   });
+}
+
+std::vector<std::vector<std::int64_t>> Config::integer_lists(const std::string& key,
+                                                             std::int64_t min,
+                                                             std::int64_t max) const {
+  const auto list = [&](const Json& value, const std::string& place) {
+    check(value.is_array(), "{} must be a list of integers, got {}", place, shown(value));
+    return each(&value, place, [&](const Json& one, const std::string& where) {
+      return as_integer(one, where, min, max);
+    });
+  };
+  return each(value_->find(key), where(key), list);
 }
 
 std::vector<std::string> Config::texts(const std::string& key) const {

@@ -25,6 +25,7 @@ class Config {
 
   bool has(const std::string& key) const;       // present and not null
   bool mentions(const std::string& key) const;  // present, be it as null
+  bool is_text(const std::string& key) const;   // present as a text
   std::vector<std::string> keys() const;        // those that has() sees, sorted
 
   // Throw Error when the key is absent, has another type or is out of [min, max]; the _or forms
@@ -46,6 +47,9 @@ class Config {
   std::vector<std::int64_t> integers(const std::string& key, std::int64_t min,
                                      std::int64_t max) const;
   std::vector<double> numbers(const std::string& key, double min, double max) const;
+  // A list of lists: [[5], [6, 7]].
+  std::vector<std::vector<std::int64_t>> integer_lists(const std::string& key, std::int64_t min,
+                                                       std::int64_t max) const;
   std::vector<std::string> texts(const std::string& key) const;
   std::vector<Config> objects(const std::string& key) const;
   // A list of these two: ["[SEP]", 102].

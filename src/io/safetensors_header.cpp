@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "io/file_kind.h"
 #include "io/safetensors_dtype.h"
 #include "io/shown.h"
 
@@ -242,35 +243,29 @@ void check_tiling(const std::string& path, const SafetensorsHeader& header,
         data_bytes - covered);
 }
 
-// What people most often have in hand instead, told by its first bytes.
+// Names what people most often have in hand instead.
 void refuse_other_formats(std::string_view file, const std::string& path) {
-  if (file.starts_with("version https://git-lfs")) {
-    fail("'{}': a Git LFS pointer in place of the file; fetch it with `git lfs pull`", path);
-  }
-  if (file.starts_with("PK\x03\x04") || file.starts_with("\x80\x02")) {
-    fail("'{}': a PyTorch file, not safetensors; convert it with safetensors.torch.save_file",
-         path);
-  }
-  if (file.starts_with("GGUF")) fail("'{}': a GGUF file, not safetensors", path);
+  const std::string kind = file_kind(file);
+  if (!kind.empty()) fail("'{}': not a safetensors file but {}", path, kind);
 }
 
 }  // namespace
 
 SafetensorsHeader read_safetensors_header(std::span<const std::byte> file,
                                           const std::string& path) {
-  check(file.size() >= kSafetensorsPrefix, "'{}': {} bytes are too few for a safetensors file",
-        path, file.size());
+  const std::string_view bytes(reinterpret_cast<const char*>(file.data()), file.size());
+  check(file.size() >= kSafetensorsPrefix, "'{}': {} bytes are too few for a safetensors file{}",
+        path, file.size(), bytes.empty() ? ": it is empty" : "");
   static_assert(std::endian::native == std::endian::little, "tensors are mapped, not converted");
   std::uint64_t length = 0;
   std::memcpy(&length, file.data(), kSafetensorsPrefix);
   if (length > kLongestHeader || length > file.size() - kSafetensorsPrefix) {
-    refuse_other_formats({reinterpret_cast<const char*>(file.data()), file.size()}, path);
+    refuse_other_formats(bytes, path);
   }
   check(length <= kLongestHeader && length <= file.size() - kSafetensorsPrefix,
         "'{}': a header of {} bytes does not fit in a file of {} (at most {} are allowed)", path,
         length, file.size(), kLongestHeader);
-  const std::string_view json(reinterpret_cast<const char*>(file.data()) + kSafetensorsPrefix,
-                              length);
+  const std::string_view json = bytes.substr(kSafetensorsPrefix, length);
   // The parser would skip white space and a byte-order mark; the format allows neither in front.
   check(!json.empty() && json.front() == '{', "'{}': the header does not begin with '{{'", path);
   SafetensorsHeader header;

@@ -98,7 +98,7 @@ void save_checkpoint(const std::string& path, const std::vector<Named>& tensors,
     for (const Named* named : order) write_tensor(named->second, sink);
   });
 } catch (const std::bad_alloc&) {
-  fail("cannot write '{}': out of memory", path);
+  fail<OutOfMemory>("cannot write '{}': out of memory", path);
 }
 
 }  // namespace qkv

@@ -1,10 +1,12 @@
 #include "io/token_file.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <type_traits>
 
 #include "core/check.h"
+#include "io/checksum.h"
 #include "io/file.h"
 #include "io/mapped_file.h"
 #include "qkv/error.h"
@@ -14,16 +16,19 @@ namespace {
 
 // The file, in the byte order of the machine: tokens, records, the key, each from a multiple of 8
 // bytes on, and an end that says how much there is of each. It is written last, so a file that was
-// cut off has none.
+// cut off has none. Two checksums see every byte: one of tokens and records, zeros between them,
+// and one of all behind them, where it counts as 0 itself.
 struct End {
   std::uint64_t tokens = 0, records = 0, key_bytes = 0;
   std::uint64_t examples = 0, left_out = 0;
+  std::uint64_t content = 0, rest = 0;
   std::uint64_t magic = 0;
 };
-constexpr std::uint64_t kMagic = 0x31304B4F54564B51;  // "QKVTOK01"; another byte order reads other
-static_assert(sizeof(End) == 48 && sizeof(TokenRecord) == 32);
+constexpr std::uint64_t kMagic = 0x32304B4F54564B51;  // "QKVTOK02"; another byte order reads other
+static_assert(sizeof(End) == 64 && sizeof(TokenRecord) == 32);
 static_assert(std::is_trivially_copyable_v<End> && std::is_trivially_copyable_v<TokenRecord>);
 
+constexpr std::uint64_t kZeros = 0;
 constexpr std::uint64_t padded(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
 std::uint64_t size_of_file(const End& end) {
@@ -42,6 +47,16 @@ std::optional<End> read_end(const std::byte* data, std::uint64_t size) {
   if (!is_ours || size > std::numeric_limits<std::uint64_t>::max() / 64) return {};
   if (size_of_file(end) != size) return {};
   return end;
+}
+
+// Behind the records: the key with its padding, and the end.
+std::uint64_t rest_of(std::string_view key, End end) {
+  end.rest = 0;
+  Checksum sum;
+  sum.add(std::as_bytes(std::span(key)));
+  sum.add(std::as_bytes(std::span(&kZeros, 1)).first(padded(key.size()) - key.size()));
+  sum.add(std::as_bytes(std::span(&end, 1)));
+  return sum.value();
 }
 
 // Examples lie one behind the other and are all there is.
@@ -75,6 +90,8 @@ std::optional<TokenFile> TokenFile::open(const std::string& path, std::string_vi
   std::shared_ptr<const MappedFile> mapped;
   try {
     mapped = MappedFile::open(path);
+  } catch (const OutOfMemory&) {
+    throw;
   } catch (const Error&) {  // not there, or no file: it is made, or making it says why not
     return {};
   }
@@ -84,12 +101,21 @@ std::optional<TokenFile> TokenFile::open(const std::string& path, std::string_vi
   const std::byte* records = data + padded(end->tokens * sizeof(std::int32_t));
   const std::byte* stored_key = records + end->records * sizeof(TokenRecord);
   if (std::string_view(reinterpret_cast<const char*>(stored_key), end->key_bytes) != key) return {};
+  const std::byte* padding = stored_key + end->key_bytes;
+  const bool is_padded = std::all_of(padding, data + (mapped->size() - sizeof(End)),
+                                     [](std::byte byte) { return byte == std::byte{0}; });
+  if (!is_padded || end->rest != rest_of(key, *end)) return {};
+  Checksum content;
+  content.add({data, stored_key});
+  if (content.value() != end->content) return {};
+  drop_mapped_pages(data, stored_key);  // memory holds what is touched from here on
 
   TokenFile file;
   file.tokens_ = {reinterpret_cast<const std::int32_t*>(data), end->tokens};
   file.records_ = {reinterpret_cast<const TokenRecord*>(records), end->records};
   file.examples_ = end->examples;
   file.left_out_ = end->left_out;
+  file.checksum_ = end->content;
   if (!are_sound(file.records_, end->tokens)) return {};
   file.owner_ = mapped;
   return file;
@@ -97,9 +123,11 @@ std::optional<TokenFile> TokenFile::open(const std::string& path, std::string_vi
 
 void TokenFile::write(const std::string& path, std::string_view key, const TokenSource& source) {
   write_file_atomically(path, [&](const FileSink& sink) {
-    constexpr std::uint64_t kZeros = 0;
+    Checksum content;
     const auto put = [&](const void* data, std::uint64_t bytes) {
-      sink({static_cast<const std::byte*>(data), bytes});
+      const std::span all(static_cast<const std::byte*>(data), bytes);
+      content.add(all);
+      sink(all);
     };
     const auto pad = [&](std::uint64_t bytes) { put(&kZeros, padded(bytes) - bytes); };
     End end{.magic = kMagic};
@@ -113,10 +141,12 @@ void TokenFile::write(const std::string& path, std::string_view key, const Token
     });
     pad(end.tokens * sizeof(std::int32_t));
     put(records.data(), records.size() * sizeof(TokenRecord));
-    put(key.data(), key.size());
-    pad(key.size());
     end.records = records.size();
     end.key_bytes = key.size();
+    end.content = content.value();
+    end.rest = rest_of(key, end);
+    put(key.data(), key.size());
+    pad(key.size());
     put(&end, sizeof end);
   });
 }
@@ -133,6 +163,12 @@ TokenFile TokenFile::in_memory(const TokenSource& source) {
   file.tokens_ = memory->tokens;
   file.records_ = memory->records;
   file.owner_ = memory;
+  Checksum content;
+  const auto tokens = std::as_bytes(file.tokens_);
+  content.add(tokens);
+  content.add(std::as_bytes(std::span(&kZeros, 1)).first(padded(tokens.size()) - tokens.size()));
+  content.add(std::as_bytes(file.records_));
+  file.checksum_ = content.value();
   return file;
 }
 

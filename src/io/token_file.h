@@ -36,7 +36,8 @@ using TokenSource = std::function<void(const TokenSink&)>;
 // What was mapped or is held in memory; copies share it.
 class TokenFile {
  public:
-  // Nothing when there is no such file, when it is not whole, or when it was made for another key.
+  // Nothing when there is no such file, when it was made for another key, or when it is not as it
+  // was written, which takes reading all of it.
   // Every record lies within the tokens; whether these are ids of the vocabulary is the reader's to
   // check when it reads them.
   static std::optional<TokenFile> open(const std::string& path, std::string_view key);
@@ -48,12 +49,13 @@ class TokenFile {
   std::span<const TokenRecord> records() const { return records_; }
   std::uint64_t examples() const { return examples_; }
   std::uint64_t left_out() const { return left_out_; }
+  std::uint64_t checksum() const { return checksum_; }  // of tokens and records, in a file or not
 
  private:
   std::shared_ptr<const void> owner_;
   std::span<const std::int32_t> tokens_;
   std::span<const TokenRecord> records_;
-  std::uint64_t examples_ = 0, left_out_ = 0;
+  std::uint64_t examples_ = 0, left_out_ = 0, checksum_ = 0;
 };
 
 }  // namespace qkv

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <span>
 
 #include "core/threads.h"
 #include "models/decoding.h"
+#include "models/logits_processors.h"
 #include "models/sampling.h"
 
 namespace qkv {
@@ -30,6 +32,7 @@ class Finished {
   Finished(std::size_t size, double penalty) : size_(size), penalty_(penalty) {}
 
   double score(double sum, std::size_t length) const {
+    if (sum == 0) return 0;  // whatever the length, even where its power is out of range
     return sum / std::pow(static_cast<double>(length), penalty_);
   }
   void add(std::vector<std::int64_t> tokens, double sum) {
@@ -39,6 +42,7 @@ class Finished {
                      [](const Beam& a, const Beam& b) { return a.sum > b.sum; });
     if (beams_.size() > size_) beams_.pop_back();
   }
+  bool is_empty() const { return beams_.empty(); }
   bool is_full() const { return beams_.size() == size_; }
   double worst() const { return beams_.back().sum; }
   const std::vector<std::int64_t>& best() const { return beams_.front().tokens; }
@@ -67,42 +71,67 @@ struct Search {
   }
 };
 
-// Makes log-probabilities of a row of logits and penalizes these, as Hugging Face's beam search
-// does; greedy and sampled generation penalize logits. They need not sum to a probability of one.
-void penalize(std::span<float> row, double log_sum, const Search& search, const Beam& beam,
-              double penalty) {
-  for (float& value : row) value = static_cast<float>(value - log_sum);
-  penalize_repetition(row, search.read_by(beam), penalty);
-}
+// Ranks the continuations of searches by the rules of one call.
+class Ranking {
+ public:
+  Ranking(const GenerationPlan& plan, const std::vector<std::vector<std::int64_t>>& prompts,
+          std::int64_t vocabulary)
+      : plan_(plan),
+        prompts_(prompts),
+        processors_(plan, vocabulary),
+        // Enough for all beams to go on, however many ways there are to end.
+        kept_(std::max<std::size_t>(2, 1 + plan.stops.size()) *
+              static_cast<std::size_t>(plan.beams)) {}
 
-// Where only some tokens may follow, each of them is certain.
-std::vector<Continuation> rank_forced(const Search& search,
-                                      const std::vector<std::int64_t>& forced) {
-  std::vector<Continuation> all;
-  for (std::size_t b = 0; b < search.running.size(); ++b) {
-    for (const std::int64_t token : forced) all.push_back({search.running[b].sum, b, token});
-  }
-  std::stable_sort(all.begin(), all.end(),
-                   [](const Continuation& a, const Continuation& b) { return a.sum > b.sum; });
-  return all;
-}
-
-// The `kept` likeliest continuations of a search, whose first beam is row `first` of the logits.
-std::vector<Continuation> rank(const Tensor& logits, std::size_t first, const Search& search,
-                               const GenerateOptions& options, std::size_t kept) {
-  const auto classes = static_cast<std::size_t>(logits.size(2));
-  const std::size_t count = std::min(kept, classes);
-  const auto is_better = [](const Continuation& a, const Continuation& b) { return a.sum > b.sum; };
-  std::vector<Continuation> all;
-  std::vector<std::int64_t> tokens(classes);
-  for (std::size_t b = 0; b < search.running.size(); ++b) {
-    const std::span<float> row(logits.data<float>() + (first + b) * classes, classes);
-    double log_sum = log_sum_exp(row);
-    if (options.repetition_penalty != 1) {
-      penalize(row, log_sum, search, search.running[b], options.repetition_penalty);
-      log_sum = 0;
+  // The likeliest continuations of a search that got so many tokens, whose first beam is row
+  // `first` of the logits. None: nothing may follow. Absent: the logits are not numbers.
+  std::optional<std::vector<Continuation>> operator()(const Tensor& logits, std::size_t first,
+                                                      const Search& search,
+                                                      std::int64_t given) const {
+    const auto classes = static_cast<std::size_t>(logits.size(2));
+    const std::span<float> rows(logits.data<float>() + first * classes,
+                                search.running.size() * classes);
+    for (std::size_t b = 0; b < search.running.size(); ++b) {
+      if (!are_numbers(rows.subspan(b * classes, classes))) return std::nullopt;
     }
-    // No more than `count` of one beam can be among the first `count` of all.
+    std::vector<Continuation> all;
+    const std::vector<std::int64_t> forced = plan_.forced(search.length(given), given);
+    for (std::size_t b = 0; b < search.running.size(); ++b) {
+      if (forced.empty()) {
+        add_likeliest(rows.subspan(b * classes, classes), search, b, all);
+      } else {
+        add_forced(forced, search.running[b].sum, b, all);
+      }
+    }
+    std::stable_sort(all.begin(), all.end(),
+                     [](const Continuation& a, const Continuation& c) { return a.sum > c.sum; });
+    if (forced.empty() && all.size() > kept_) all.resize(kept_);
+    return all;
+  }
+
+ private:
+  // Where only some tokens may follow, each of them is certain.
+  void add_forced(const std::vector<std::int64_t>& forced, double sum, std::size_t beam,
+                  std::vector<Continuation>& all) const {
+    const double log = plan_.renormalize_logits ? -std::log(static_cast<double>(forced.size())) : 0;
+    for (const std::int64_t token : forced) all.push_back({sum + log, beam, token});
+  }
+
+  void add_likeliest(std::span<float> row, const Search& search, std::size_t beam,
+                     std::vector<Continuation>& all) const {
+    double log_sum = log_sum_exp(row);
+    if (processors_.are_any()) {
+      // transformers changes log-probabilities of beams, and logits of all else. They need not sum
+      // to a probability of one then.
+      for (float& value : row) value = static_cast<float>(value - log_sum);
+      const std::vector<std::int64_t> read = search.read_by(search.running[beam]);
+      const auto given = static_cast<std::int64_t>(search.running[beam].tokens.size());
+      processors_.apply(row, {prompts_[search.index], read, given});
+      log_sum = plan_.renormalize_logits && are_numbers(row) ? log_sum_exp(row) : 0;
+    }
+    // No more than so many of one beam can be among the first of all.
+    const std::size_t count = std::min(kept_, row.size());
+    std::vector<std::int64_t> tokens(row.size());
     std::iota(tokens.begin(), tokens.end(), 0);
     std::partial_sort(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(count),
                       tokens.end(), [&](std::int64_t x, std::int64_t y) {
@@ -111,30 +140,32 @@ std::vector<Continuation> rank(const Tensor& logits, std::size_t first, const Se
                         return a != c ? a > c : x < y;
                       });
     for (std::size_t i = 0; i < count; ++i) {
-      const double log = row[static_cast<std::size_t>(tokens[i])] - log_sum;
-      all.push_back({search.running[b].sum + log, b, tokens[i]});
+      const float score = row[static_cast<std::size_t>(tokens[i])];
+      if (!std::isfinite(score)) break;  // forbidden, as all that follow
+      all.push_back({search.running[beam].sum + (score - log_sum), beam, tokens[i]});
     }
   }
-  std::stable_sort(all.begin(), all.end(), is_better);
-  if (all.size() > kept) all.resize(kept);
-  return all;
-}
+
+  const GenerationPlan& plan_;
+  const std::vector<std::vector<std::int64_t>>& prompts_;
+  LogitsProcessors processors_;
+  std::size_t kept_;
+};
 
 // What the beams of a search become. Rows are counted from its first.
 struct Step {
   std::vector<std::int64_t> rows{}, tokens{};
 };
 
-Step advance(Search& search, const std::vector<Continuation>& ranked,
-             const GenerateOptions& options, const std::vector<std::int64_t>& stops) {
-  const auto beams = static_cast<std::size_t>(options.beams);
+Step advance(Search& search, const std::vector<Continuation>& ranked, const GenerationPlan& plan) {
+  const auto beams = static_cast<std::size_t>(plan.beams);
   std::vector<Beam> next;
   Step step;
   for (std::size_t place = 0; place < ranked.size(); ++place) {
     const Continuation& c = ranked[place];
     std::vector<std::int64_t> sequence = search.running[c.beam].tokens;
     sequence.push_back(c.token);
-    if (std::find(stops.begin(), stops.end(), c.token) != stops.end()) {
+    if (std::ranges::count(plan.stops, c.token) > 0) {
       if (place < beams) search.finished.add(std::move(sequence), c.sum);
     } else if (next.size() < beams) {
       next.push_back({std::move(sequence), c.sum});
@@ -145,8 +176,13 @@ Step advance(Search& search, const std::vector<Continuation>& ranked,
   search.running = std::move(next);
   if (search.running.empty() || !search.finished.is_full()) return step;
   const Beam& front = search.running.front();
-  const double best = search.finished.score(front.sum, front.tokens.size());
-  if (options.early_stopping || best <= search.finished.worst()) search.running.clear();
+  // Longer beams score higher with a penalty above 0.
+  const bool hopes = plan.early_stopping == EarlyStopping::never && plan.length_penalty > 0;
+  const std::int64_t longest = plan.most(static_cast<std::int64_t>(search.read.size()));
+  const double best = search.finished.score(
+      front.sum, hopes ? static_cast<std::size_t>(longest) : front.tokens.size());
+  const bool ends = plan.early_stopping == EarlyStopping::yes;
+  if (ends || best <= search.finished.worst()) search.running.clear();
   return step;
 }
 
@@ -162,17 +198,15 @@ std::vector<std::vector<std::int64_t>> texts_of(const std::vector<Search>& activ
 
 std::vector<std::vector<std::int64_t>> beam_search(
     const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
-    const GenerateOptions& options, const std::vector<std::int64_t>& stops) {
-  const auto beams = static_cast<std::size_t>(options.beams);
-  // Enough for all beams to go on, however many ways there are to end.
-  const std::size_t kept = std::max<std::size_t>(2, 1 + stops.size()) * beams;
-  const Course course(model.info(), options);
-  Decoding decoding(model, prompts, options);
+    const GenerateOptions& options, const GenerationPlan& plan) {
+  const auto beams = static_cast<std::size_t>(plan.beams);
+  const Ranking rank(plan, prompts, model.info().vocabulary);
+  Decoding decoding(model, prompts, decoding_options(model, prompts, options, plan));
   std::vector<std::vector<std::int64_t>> results(prompts.size());
   std::vector<Search> active;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
-    active.push_back({i, read_first(model.info(), prompts[i]), std::vector<Beam>(1),
-                      Finished(beams, options.length_penalty)});
+    active.push_back({i, read_first(model, plan, prompts[i]), std::vector<Beam>(1),
+                      Finished(beams, plan.length_penalty)});
   }
   const auto conclude = [&](Search& search) {
     for (Beam& beam : search.running) search.finished.add(std::move(beam.tokens), beam.sum);
@@ -182,20 +216,22 @@ std::vector<std::vector<std::int64_t>> beam_search(
   for (std::int64_t given = 0; !active.empty(); ++given) {
     std::vector<std::size_t> firsts{0};
     for (const Search& search : active) firsts.push_back(firsts.back() + search.running.size());
-    std::vector<std::vector<Continuation>> ranked(active.size());
+    std::vector<std::optional<std::vector<Continuation>>> ranked(active.size());
     parallel_for(static_cast<std::int64_t>(active.size()), [&](std::int64_t i) {
       const auto at = static_cast<std::size_t>(i);
-      const std::vector<std::int64_t> forced = course.forced(active[at].length(given), given);
-      ranked[at] = forced.empty() ? rank(logits, firsts[at], active[at], options, kept)
-                                  : rank_forced(active[at], forced);
+      ranked[at] = rank(logits, firsts[at], active[at], given);
     });
     std::vector<std::int64_t> rows, tokens;
     std::vector<Search> still;
     bool same_memory = true;  // every source keeps its place and its number of beams
     for (std::size_t i = 0; i < active.size(); ++i) {
       const std::size_t before = active[i].running.size();
-      const Step step = advance(active[i], ranked[i], options, stops);
-      const bool ends = course.ends(active[i].length(given), given);
+      if (!ranked[i]) fail_of_logits(active[i].index, given);
+      if (ranked[i]->empty() && active[i].finished.is_empty()) {
+        fail_of_no_token(active[i].index, given);
+      }
+      const Step step = advance(active[i], *ranked[i], plan);
+      const bool ends = plan.ends(active[i].length(given), given);
       same_memory &= !ends && active[i].running.size() == before;
       if (ends || active[i].running.empty()) {
         conclude(active[i]);

@@ -5,46 +5,29 @@
 #include <optional>
 #include <vector>
 
+#include "models/generation_plan.h"
 #include "models/recorded_step.h"
 #include "qkv/generate.h"
 #include "qkv/models/model.h"
 
 namespace qkv {
 
-// Where a sequence ends that nothing ends before, and the tokens that the checkpoint forces on it.
-// `read` counts what its decoder has read, `given` how much of that it was given.
-class Course {
- public:
-  Course(const ModelInfo& info, const GenerateOptions& options)
-      : info_(info), max_new_tokens_(options.max_new_tokens) {}
-
-  // Whether the next token is the last, being as many as wanted or predicted from the last
-  // position.
-  bool ends(std::int64_t read, std::int64_t given) const {
-    return given + 1 == max_new_tokens_ || read == info_.max_positions;
-  }
-  // What the next token has to be one of, ascending; empty: any.
-  std::vector<std::int64_t> forced(std::int64_t read, std::int64_t given) const {
-    if (ends(read, given) && !info_.forced_eos_ids.empty()) return info_.forced_eos_ids;
-    if (read == 1 && info_.forced_bos_id >= 0) return {info_.forced_bos_id};
-    return {};
-  }
-
- private:
-  const ModelInfo& info_;
-  std::int64_t max_new_tokens_;
-};
-
 // What a decoder reads before the first new token.
-inline std::vector<std::int64_t> read_first(const ModelInfo& info,
+inline std::vector<std::int64_t> read_first(const Model& model, const GenerationPlan& plan,
                                             const std::vector<std::int64_t>& prompt) {
-  return info.kind == ModelKind::decoder ? prompt : std::vector{info.decoder_start_id};
+  return model.info().kind == ModelKind::decoder ? prompt : std::vector{plan.decoder_start_id};
 }
+
+struct DecodingOptions {
+  std::int64_t max_new_tokens = 1;     // of each prompt
+  std::int64_t decoder_start_id = -1;  // of encoder-decoders
+  std::optional<DType> kv_dtype{};
+};
 
 class Decoding {
  public:
   Decoding(const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
-           const GenerateOptions& options);
+           const DecodingOptions& options);
 
   // Logits [B, 1, V] of the first new token, on the model's device.
   Tensor start();
@@ -72,8 +55,7 @@ class Decoding {
   Tensor recorded_step(const std::vector<std::int64_t>& tokens);
 
   const Model& model_;
-  std::int64_t max_new_tokens_;
-  std::optional<DType> kv_dtype_;
+  DecodingOptions options_;
   nn::KvCache cache_;
   ModelInput first_;
   Tensor memory_;
@@ -82,9 +64,14 @@ class Decoding {
   std::optional<RecordedStep> recorded_;
 };
 
+// What a plan asks of decoding; Error where max_length leaves a prompt no room for a new token.
+DecodingOptions decoding_options(const Model& model,
+                                 const std::vector<std::vector<std::int64_t>>& prompts,
+                                 const GenerateOptions& options, const GenerationPlan& plan);
+
 // The best sequence for each prompt; all of them run at once.
 std::vector<std::vector<std::int64_t>> beam_search(
     const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
-    const GenerateOptions& options, const std::vector<std::int64_t>& stops);
+    const GenerateOptions& options, const GenerationPlan& plan);
 
 }  // namespace qkv

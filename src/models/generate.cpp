@@ -4,22 +4,14 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/threads.h"
 #include "models/decoding.h"
+#include "models/logits_processors.h"
 #include "models/sampling.h"
-#include "ops/sample_options.h"
 #include "qkv/autograd.h"
 
 namespace qkv {
 namespace {
-
-void check_options(const GenerateOptions& o) {
-  check(o.max_new_tokens >= 0, "generate: max_new_tokens must not be negative, got {}",
-        o.max_new_tokens);
-  check_sample_options("generate", sample_options(o));
-  check(!o.kv_dtype || *o.kv_dtype == DType::bf16 || *o.kv_dtype == DType::i8,
-        "generate: kv_dtype must be bf16 or i8, got {}", o.kv_dtype.value_or(DType::f32));
-  check(o.beams >= 1, "generate: beams must be at least 1, got {}", o.beams);
-}
 
 // One sequence as it grows.
 struct Sequence {
@@ -40,28 +32,68 @@ Tensor occurred_in(const std::vector<Sequence>& active) {
       all, {static_cast<std::int64_t>(active.size()), static_cast<std::int64_t>(longest)});
 }
 
-// The next token of each sequence, chosen on the device of the logits [B, 1, V]: this waits for it.
-std::vector<std::int64_t> choose(const Tensor& logits, const std::vector<Sequence>& active,
-                                 const GenerateOptions& options, const Course& course,
-                                 std::int64_t step) {
-  const auto rows = static_cast<std::int64_t>(active.size());
-  std::vector<std::int64_t> draws;
-  for (const Sequence& sequence : active) {
-    draws.push_back(sampling_draw(options.seed, sequence.index, static_cast<std::uint64_t>(step)));
+// Chooses tokens by the rules of one call.
+class Chooser {
+ public:
+  Chooser(const GenerationPlan& plan, const std::vector<std::vector<std::int64_t>>& prompts,
+          std::int64_t vocabulary)
+      : plan_(plan), prompts_(prompts), processors_(plan, vocabulary) {}
+
+  // The next token of each sequence by logits [B, 1, V]: this waits for them.
+  std::vector<std::int64_t> operator()(const Tensor& logits, const std::vector<Sequence>& active,
+                                       std::int64_t step) const {
+    const auto rows = static_cast<std::int64_t>(active.size());
+    std::vector<std::int64_t> draws;
+    for (const Sequence& s : active) {
+      draws.push_back(sampling_draw(plan_.seed, s.index, static_cast<std::uint64_t>(step)));
+    }
+    Tensor scores = reshape(logits, {rows, -1}), occurred;
+    SampleOptions sampling = plan_.sampling;
+    const bool is_processed = processors_.are_more_than_repetition();
+    if (is_processed) {
+      scores = processed(scores, active, step);
+      sampling.repetition_penalty = 1;
+    } else if (sampling.repetition_penalty != 1) {
+      occurred = occurred_in(active);
+    }
+    std::vector<std::int64_t> tokens =
+        sample(scores, Tensor::from(draws, {rows}), sampling, occurred).to_vector<std::int64_t>();
+    for (std::size_t row = 0; row < tokens.size(); ++row) {
+      const auto read = static_cast<std::int64_t>(active[row].history.size());
+      const std::vector<std::int64_t> forced = plan_.forced(read, step);
+      if (tokens[row] < 0 && !is_processed) fail_of_logits(active[row].index, step);
+      if (!forced.empty()) tokens[row] = forced.front();  // all are as likely: the first, as ever
+      if (tokens[row] < 0) fail_of_no_token(active[row].index, step);
+    }
+    return tokens;
   }
-  std::vector<std::int64_t> tokens =
-      sample(reshape(logits, {rows, -1}), Tensor::from(draws, {rows}), sample_options(options),
-             options.repetition_penalty != 1 ? occurred_in(active) : Tensor())
-          .to_vector<std::int64_t>();
-  check(std::find(tokens.begin(), tokens.end(), -1) == tokens.end(),
-        "generate: the logits are not numbers; the model or its input is broken");
-  for (std::size_t row = 0; row < tokens.size(); ++row) {
-    const auto read = static_cast<std::int64_t>(active[row].history.size());
-    const std::vector<std::int64_t> forced = course.forced(read, step);
-    if (!forced.empty()) tokens[row] = forced.front();  // all are as likely: the first, as ever
+
+ private:
+  // On the CPU, where what has been read is.
+  Tensor processed(const Tensor& logits, const std::vector<Sequence>& active,
+                   std::int64_t step) const {
+    const Tensor scores = contiguous(to(to(logits, DType::f32), kCpu));
+    const auto classes = static_cast<std::size_t>(scores.size(1));
+    std::vector<std::uint8_t> good(active.size());
+    parallel_for(scores.size(0), [&](std::int64_t i) {
+      const auto row = static_cast<std::size_t>(i);
+      const std::span<float> values(scores.data<float>() + row * classes, classes);
+      good[row] = are_numbers(values) ? 1 : 0;
+      if (good[row] == 0) return;
+      const Sequence& sequence = active[row];
+      processors_.apply(values, {prompts_[sequence.index], sequence.history, step});
+    });
+    const auto bad = std::find(good.begin(), good.end(), 0);
+    if (bad != good.end()) {
+      fail_of_logits(active[static_cast<std::size_t>(bad - good.begin())].index, step);
+    }
+    return scores;
   }
-  return tokens;
-}
+
+  const GenerationPlan& plan_;
+  const std::vector<std::vector<std::int64_t>>& prompts_;
+  LogitsProcessors processors_;
+};
 
 std::vector<std::vector<std::int64_t>> histories(const std::vector<Sequence>& active) {
   std::vector<std::vector<std::int64_t>> all;
@@ -71,12 +103,27 @@ std::vector<std::vector<std::int64_t>> histories(const std::vector<Sequence>& ac
 
 }  // namespace
 
+DecodingOptions decoding_options(const Model& model,
+                                 const std::vector<std::vector<std::int64_t>>& prompts,
+                                 const GenerateOptions& options, const GenerationPlan& plan) {
+  std::int64_t most = 1;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const auto read = static_cast<std::int64_t>(read_first(model, plan, prompts[i]).size());
+    check(plan.most(read) > 0,
+          "generate: prompt {} has {} tokens, and max_length of {} allows {} with what follows; "
+          "give max_new_tokens",
+          i, read, model.info().generation.file, plan.max_length);
+    most = std::max(most, plan.most(read));
+  }
+  return {most, plan.decoder_start_id, options.kv_dtype};
+}
+
 Decoding::Decoding(const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
-                   const GenerateOptions& options)
-    : model_(model), max_new_tokens_(options.max_new_tokens), kv_dtype_(options.kv_dtype) {
+                   const DecodingOptions& options)
+    : model_(model), options_(options) {
   take(prompts);
   if (model.info().kind == ModelKind::decoder) return;
-  check(model.info().decoder_start_id >= 0,
+  check(options.decoder_start_id >= 0,
         "generate: config.json of this {} has no decoder_start_token_id", model.info().family);
   memory_ = model({.ids = first_.ids, .mask = first_.mask}).memory;
 }
@@ -110,9 +157,9 @@ void Decoding::take(const std::vector<std::vector<std::int64_t>>& prompts) {
   check(limit == 0 || start <= limit,
         "generate: a prompt of {} tokens is longer than the {} positions of the model", start,
         limit);
-  steps_ = max_new_tokens_;
+  steps_ = options_.max_new_tokens;
   if (limit > 0) steps_ = std::min(steps_, limit - start + 1);
-  cache_ = nn::KvCache(start + std::max<std::int64_t>(steps_, 1), kv_dtype_);
+  cache_ = nn::KvCache(start + std::max<std::int64_t>(steps_, 1), options_.kv_dtype);
 }
 
 bool Decoding::has_room() const {
@@ -129,7 +176,7 @@ Tensor Decoding::read_anew(const std::vector<std::vector<std::int64_t>>& texts) 
 Tensor Decoding::start() {
   if (model_.info().kind == ModelKind::decoder) return logits_of(first_);
   const std::vector<std::int64_t> begin(static_cast<std::size_t>(first_.ids.size(0)),
-                                        model_.info().decoder_start_id);
+                                        options_.decoder_start_id);
   return step(begin);
 }
 
@@ -137,16 +184,16 @@ Tensor Decoding::recorded_step(const std::vector<std::int64_t>& tokens) {
   const bool may = records && device_ != kCpu && model_.info().kind == ModelKind::decoder &&
                    !cache_.visible.defined();
   if (!may) return {};
-  try {
+  const Tensor logits = if_recordable([&] {
     if (!recorded_) {
       recorded_.emplace(model_, cache_, static_cast<std::int64_t>(tokens.size()), device_);
     }
     return (*recorded_)(tokens);
-  } catch (const Error&) {  // something in it needs the host; if it is more, the next try says so
-    records = false;
-    recorded_.reset();
-    return {};
-  }
+  });
+  if (logits.defined()) return logits;
+  records = false;
+  recorded_.reset();
+  return {};
 }
 
 Tensor Decoding::step(const std::vector<std::int64_t>& tokens) {
@@ -183,16 +230,12 @@ void Decoding::reorder(const std::vector<std::int64_t>& rows, bool same_memory) 
 std::vector<std::vector<std::int64_t>> generate(
     const Model& model, const std::vector<std::vector<std::int64_t>>& prompts,
     const GenerateOptions& options) {
-  check_options(options);
-  check(model.info().kind != ModelKind::encoder,
-        "generate: a {} is an encoder and does not generate", model.info().family);
+  const GenerationPlan plan = plan_generation(model.info(), options);
   const TapePause pause;
   std::vector<std::vector<std::int64_t>> results(prompts.size());
   if (prompts.empty() || options.max_new_tokens == 0) return results;
-  const std::vector<std::int64_t> stops =
-      options.stop_ids ? *options.stop_ids : model.info().eos_ids;
-  if (options.beams > 1) {
-    results = beam_search(model, prompts, options, stops);
+  if (plan.beams > 1) {
+    results = beam_search(model, prompts, options, plan);
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       for (const std::int64_t token : results[i]) {
         if (options.on_token && !options.on_token(i, token)) break;
@@ -201,25 +244,25 @@ std::vector<std::vector<std::int64_t>> generate(
     return results;
   }
 
-  const Course course(model.info(), options);
-  Decoding decoding(model, prompts, options);
+  const Chooser choose(plan, prompts, model.info().vocabulary);
+  Decoding decoding(model, prompts, decoding_options(model, prompts, options, plan));
   std::vector<Sequence> active;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
-    active.push_back({i, read_first(model.info(), prompts[i])});
+    active.push_back({i, read_first(model, plan, prompts[i])});
   }
   Tensor logits = decoding.start();
   for (std::int64_t step = 0; !active.empty(); ++step) {
-    const std::vector<std::int64_t> chosen = choose(logits, active, options, course, step);
+    const std::vector<std::int64_t> chosen = choose(logits, active, step);
     std::vector<std::int64_t> tokens, rows;
     std::vector<Sequence> still;
     for (std::size_t row = 0; row < active.size(); ++row) {
       Sequence& sequence = active[row];
       const std::int64_t token = chosen[row];
-      const bool is_last = course.ends(static_cast<std::int64_t>(sequence.history.size()), step);
+      const bool is_last = plan.ends(static_cast<std::int64_t>(sequence.history.size()), step);
       results[sequence.index].push_back(token);
       sequence.history.push_back(token);
       const bool goes_on = !options.on_token || options.on_token(sequence.index, token);
-      const bool is_stop = std::find(stops.begin(), stops.end(), token) != stops.end();
+      const bool is_stop = std::ranges::count(plan.stops, token) > 0;
       if (!goes_on || is_stop || is_last) continue;
       tokens.push_back(token);
       rows.push_back(static_cast<std::int64_t>(row));

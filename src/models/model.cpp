@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "io/shown.h"
 #include "models/family.h"
+#include "models/generation_config.h"
 #include "models/load.h"
 
 namespace qkv {
@@ -67,6 +68,8 @@ void check_architecture(const Family& family, const ModelSource& source) {
 std::unique_ptr<Model> build(const Family& family, const ModelSource& source) {
   try {
     return family.make(source);
+  } catch (const OutOfMemory&) {
+    throw;  // nothing is wrong with the file
   } catch (const Error& error) {
     const std::string message = error.what();
     const auto names = [&](const Config& file) {
@@ -75,14 +78,6 @@ std::unique_ptr<Model> build(const Family& family, const ModelSource& source) {
     if (names(source.config) || (source.generation && names(*source.generation))) throw;
     throw Error(source.config.name() + ": " + message);
   }
-}
-
-// The tokens that generation has to choose, ascending.
-std::vector<std::int64_t> forced_ids(const Config& generation, const char* key,
-                                     std::int64_t vocabulary) {
-  std::vector<std::int64_t> ids = generation.integers(key, 0, vocabulary - 1);
-  std::sort(ids.begin(), ids.end());
-  return ids;
 }
 
 // A regression of one number is told by how many there are, unless problem_type says otherwise.
@@ -162,17 +157,7 @@ ModelInfo ModelSource::info(ModelKind kind) const {
   info.classes = c.integer_or("num_labels", info.classes, 0, kMaxVocabulary);
   info.multi_label = c.text_or("problem_type", "") == "multi_label_classification";
   info.regression = is_regression(c, info.classes);
-  // As transformers does it: what is not in generation_config.json is not asked of config.json.
-  const Config& g = generation ? *generation : c;
-  const std::vector<std::int64_t> begin = forced_ids(g, "forced_bos_token_id", info.vocabulary);
-  check(begin.size() <= 1, "{} must be one token, got {}", g.where("forced_bos_token_id"),
-        begin.size());
-  if (!begin.empty()) info.forced_bos_id = begin.front();
-  // How configs said so before there was the key.
-  if (!generation && c.flag_or("force_bos_token_to_be_generated", false)) {
-    info.forced_bos_id = info.bos_id;
-  }
-  info.forced_eos_ids = forced_ids(g, "forced_eos_token_id", info.vocabulary);
+  if (kind != ModelKind::encoder) info.generation = read_generation_config(generation, c, info);
   info.input_symbols = symbols_of(c.text_or("grapheme_chars", ""));
   info.output_symbols = symbols_of(c.text_or("phoneme_chars", ""));
   return info;

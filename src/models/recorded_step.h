@@ -10,13 +10,24 @@
 
 namespace qkv {
 
+// What `step` gives, or an undefined tensor where it cannot be recorded. All else that it throws is
+// the caller's: a device without memory has none for a plain step either.
+template <class Step>
+Tensor if_recordable(Step&& step) {
+  try {
+    return step();
+  } catch (const NotRecordable&) {
+    return {};
+  }
+}
+
 // Of a batch without padding. The tensors of the cache stay where they are as long as this lives.
 class RecordedStep {
  public:
   RecordedStep(const Model& model, nn::KvCache& cache, std::int64_t batch, Device device);
 
-  // Logits [B, 1, V] after each sequence got its token; the next call overwrites them. Error where
-  // the step cannot be recorded; the cache is as before then.
+  // Logits [B, 1, V] after each sequence got its token; the next call overwrites them.
+  // NotRecordable where the step cannot be recorded; the cache is as before then.
   Tensor operator()(const std::vector<std::int64_t>& tokens);
 
  private:

@@ -4,17 +4,31 @@
 #include <cmath>
 #include <unordered_set>
 
+#include "core/check.h"
 #include "core/sampling.h"
 #include "qkv/random.h"
 
 namespace qkv {
 
-SampleOptions sample_options(const GenerateOptions& o) {
-  return {.temperature = o.temperature,
-          .top_k = o.top_k,
-          .top_p = o.top_p,
-          .min_p = o.min_p,
-          .repetition_penalty = o.repetition_penalty};
+bool are_numbers(std::span<const float> logits) {
+  std::uint32_t largest = 0;
+  for (const float logit : logits)
+    largest = std::max(largest, rank_of(logit));  // NaN's is above all
+  return is_finite_rank(largest);
+}
+
+void fail_of_logits(std::size_t sequence, std::int64_t given) {
+  fail(
+      "generate: the logits of sequence {} are not numbers where its token {} is chosen (NaN or "
+      "infinity); the model or its input is broken",
+      sequence, given);
+}
+
+void fail_of_no_token(std::size_t sequence, std::int64_t given) {
+  fail(
+      "generate: sequence {} may not go on with any token as its token {}: all are forbidden by "
+      "no_repeat_ngram_size, bad_words_ids, suppress_tokens or the least number of tokens",
+      sequence, given);
 }
 
 void penalize_repetition(std::span<float> logits, std::span<const std::int64_t> occurred,

@@ -1,6 +1,7 @@
 // What generation asks of logits.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -9,7 +10,11 @@
 
 namespace qkv {
 
-SampleOptions sample_options(const GenerateOptions& options);
+// Whether a token can be chosen by them: none is NaN, and the largest is finite.
+bool are_numbers(std::span<const float> logits);
+// Errors that name the prompt of the caller and which of its new tokens could not be chosen.
+[[noreturn]] void fail_of_logits(std::size_t sequence, std::int64_t given);
+[[noreturn]] void fail_of_no_token(std::size_t sequence, std::int64_t given);
 
 // Divides positive and multiplies negative logits of tokens that occurred.
 void penalize_repetition(std::span<float> logits, std::span<const std::int64_t> occurred,

@@ -8,6 +8,12 @@
 #include "qkv/generate.h"
 
 namespace qkv {
+namespace {
+
+constexpr std::int64_t kTranslationBeams = 4;
+
+}  // namespace
+
 std::vector<std::string> translate(const Model& model, const Tokenizer& tokenizer,
                                    const std::vector<std::string>& texts,
                                    const TranslateOptions& options) {
@@ -38,12 +44,22 @@ std::vector<std::string> translate(const Model& model, const Tokenizer& tokenize
     }
     const auto longest = static_cast<std::int64_t>(batch.back().size());
     GenerateOptions how;
-    how.beams = options.beams;
+    how.temperature = 0;
+    how.beams = options.beams ? *options.beams
+                              : model.info().generation.num_beams.value_or(kTranslationBeams);
     how.length_penalty = options.length_penalty;
     how.max_new_tokens = options.max_new_tokens > 0 ? options.max_new_tokens : 2 * longest + 16;
+    bool is_ended = false;
+    if (options.on_step) {
+      how.on_step = [&] {
+        is_ended = !options.on_step();
+        return !is_ended;
+      };
+    }
     const std::vector<Ids> tokens = generate(model, batch, how);
+    if (is_ended) break;
     for (std::size_t i = begin; i < end; ++i)
-      outputs[order[i]] = tokenizer.decode(tokens[i - begin]);
+      outputs[order[i]] = tokenizer.decode(tokens[i - begin], {.skip_out_of_range = true});
     begin = end;
     if (options.on_batch && !options.on_batch(begin, order.size())) break;
   }

@@ -39,8 +39,12 @@ ProjectedAttention::ProjectedAttention(const AttentionConfig& config)
           c.hidden, c.heads);
     c.head_size = c.hidden / c.heads;
   }
-  check(c.heads % c.kv_heads == 0, "attention: {} heads are not a multiple of {} key heads",
-        c.heads, c.kv_heads);
+  check(c.kv_heads > 0 && c.heads % c.kv_heads == 0,
+        "attention: {} heads are not a multiple of {} key heads", c.heads, c.kv_heads);
+  check(c.head_size > 0, "attention: the head size must be positive, got {}", c.head_size);
+  for (const Shape& widest : {Shape{c.heads, c.head_size}, Shape{3, c.hidden}}) {
+    static_cast<void>(widest);  // a Shape refuses what overflows
+  }
   const std::int64_t memory = c.memory_hidden > 0 ? c.memory_hidden : c.hidden;
   if (c.fused) {
     q = Linear({c.hidden, 3 * c.hidden, c.bias, true});

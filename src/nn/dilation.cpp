@@ -5,7 +5,9 @@
 namespace qkv::nn {
 namespace {
 
-std::int64_t rounded(std::int64_t length, std::int64_t d) { return (length + d - 1) / d; }
+std::int64_t rounded(std::int64_t length, std::int64_t d) {
+  return length / d + (length % d != 0 ? 1 : 0);
+}
 
 // Axis 2 to a multiple of d, with zeros.
 Tensor padded(const Tensor& x, std::int64_t d) {

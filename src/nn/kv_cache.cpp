@@ -37,6 +37,7 @@ KvCache::KvCache(std::int64_t capacity, std::optional<DType> dtype)
     : capacity_(capacity), dtype_(dtype) {
   check(!dtype || is_floating(*dtype) || *dtype == DType::i8,
         "cache: keys and values can be f32, bf16, f16 or i8, not {}", dtype.value_or(DType::f32));
+  check(capacity >= 0, "cache: a capacity must not be negative, got {}", capacity);
 }
 
 KvCache::Rows KvCache::make_room(const Tensor& like, std::int64_t room) const {
@@ -50,14 +51,16 @@ KvCache::Rows KvCache::make_room(const Tensor& like, std::int64_t room) const {
 }
 
 KvCache::Layer& KvCache::layer(std::size_t index) {
+  constexpr std::size_t kMostLayers = std::size_t{1} << 20;
+  check(index < kMostLayers, "cache: layer {} is out of range", index);
   if (layers_.size() <= index) layers_.resize(index + 1);
   return layers_[index];
 }
 
 void KvCache::advance(std::size_t index, std::int64_t count) {
   if (index != 0) return;
-  check(length_ + count <= capacity_, "cache: {} positions and {} more exceed its capacity of {}",
-        length_, count, capacity_);
+  check(count >= 0 && count <= capacity_ - length_,
+        "cache: {} positions and {} more exceed its capacity of {}", length_, count, capacity_);
   length_ += count;
 }
 
@@ -67,24 +70,28 @@ void KvCache::skip(std::int64_t count) {
 }
 
 LinearState& KvCache::sums(std::size_t index, std::int64_t count) {
-  check(!place, "cache: layer {} keeps sums, which a step at a place cannot add to", index);
+  check<NotRecordable>(!place, "cache: layer {} keeps sums, which a step at a place cannot add to",
+                       index);
   advance(index, count);
   return layer(index).sums;
 }
 
-void KvCache::check_like(std::size_t index, const Tensor& held, const Tensor& keys) const {
-  check(held.size(0) == keys.size(0) && held.size(1) == keys.size(1) &&
-            held.size(3) == keys.size(3) && held.dtype() == dtype_.value_or(keys.dtype()),
-        "cache: layer {} holds {} {}, got keys {} {}: the cache is of another model or batch",
-        index, held.dtype(), held.shape(), keys.dtype(), keys.shape());
+void KvCache::check_like(std::size_t index, const char* name, const Tensor& held,
+                         const Tensor& x) const {
+  check(held.size(0) == x.size(0) && held.size(1) == x.size(1) && held.size(3) == x.size(3) &&
+            held.dtype() == dtype_.value_or(x.dtype()) && held.device() == x.device(),
+        "cache: layer {} holds {} {}, got {} {} {}: the cache is of another model or batch", index,
+        held.dtype(), held.shape(), name, x.dtype(), x.shape());
 }
 
 KvCache::View KvCache::append_at(const StepPlace& at, std::size_t index, const Tensor& keys,
                                  const Tensor& values) {
   Layer& l = layer(index);
-  check(l.keys.data.defined() && l.keys.data.size(2) == capacity_ && !l.keys.scale.defined(),
-        "cache: layer {} does not keep all keys and values as they are", index);
-  check_like(index, l.keys.data, keys);
+  check<NotRecordable>(
+      l.keys.data.defined() && l.keys.data.size(2) == capacity_ && !l.keys.scale.defined(),
+      "cache: layer {} does not keep all keys and values as they are", index);
+  check_like(index, "keys", l.keys.data, keys);
+  check_like(index, "values", l.values.data, values);
   backend(keys.device()).store_rows(to(keys, l.keys.data.dtype()), at.position, l.keys.data);
   backend(keys.device()).store_rows(to(values, l.values.data.dtype()), at.position, l.values.data);
   return {.keys = l.keys.data, .values = l.values.data, .lengths = at.lengths};
@@ -92,18 +99,27 @@ KvCache::View KvCache::append_at(const StepPlace& at, std::size_t index, const T
 
 KvCache::View KvCache::append(std::size_t index, const Tensor& keys, const Tensor& values,
                               std::int64_t window) {
+  check(window >= 0, "cache: a window must not be negative, got {}", window);
+  check(keys.rank() == 4 && values.rank() == 4 && keys.size(0) == values.size(0) &&
+            keys.size(1) == values.size(1) && keys.size(2) == values.size(2),
+        "cache: keys {} and values {} must be [B, Hk, S, D] and differ in D alone", keys.shape(),
+        values.shape());
   if (place) return append_at(*place, index, keys, values);
   Layer& l = layer(index);
   const std::int64_t count = keys.size(2);
   advance(index, count);
   if (!l.keys.data.defined()) {
-    const std::int64_t room =
-        window > 0 ? std::min(capacity_, std::max(window, count) + kSlack) : capacity_;
+    const bool is_narrow = window > 0 && std::max(window, count) < capacity_ - kSlack;
+    const std::int64_t room = is_narrow ? std::max(window, count) + kSlack : capacity_;
     l.keys = make_room(keys, room);
     l.values = make_room(values, room);
   }
   const Tensor& held = l.keys.data;
-  check_like(index, held, keys);
+  check_like(index, "keys", held, keys);
+  check_like(index, "values", l.values.data, values);
+  check(window > 0 || count <= held.size(2) - l.stored,
+        "cache: layer {} holds {} positions of {}, and {} more do not fit; layer 0 comes first",
+        index, l.stored, held.size(2), count);
   if (l.stored + count > held.size(2)) {
     // Only a layer with a window gets here: what left the window is forgotten.
     const std::int64_t kept = std::min(l.stored, window - 1), begin = l.stored - kept;
@@ -140,6 +156,7 @@ void KvCache::set_memory(std::size_t index, const Tensor& keys, const Tensor& va
 }
 
 KvCache::View KvCache::memory(std::size_t index) const {
+  check(has_memory(index), "cache: layer {} has no memory; set_memory comes first", index);
   const auto& [keys, keys_scale] = layers_[index].memory_keys;
   const auto& [values, values_scale] = layers_[index].memory_values;
   return {keys, values, scales_of(keys_scale, keys.size(2)),
@@ -188,6 +205,16 @@ Tensor rows_of(const Tensor& t, const std::vector<std::int64_t>& rows, std::int6
 }  // namespace
 
 void KvCache::reorder(const std::vector<std::int64_t>& rows, bool same_memory) {
+  for (const Layer& l : layers_) {
+    const Tensor& memory = same_memory ? Tensor() : l.memory_keys.data;
+    for (const Tensor& t : {l.keys.data, memory, l.sums.sums}) {
+      if (!t.defined()) continue;
+      for (const std::int64_t row : rows) {
+        check(row >= 0 && row < t.size(0), "cache: there is no row {} among the {} that it holds",
+              row, t.size(0));
+      }
+    }
+  }
   bool is_same = true;
   for (std::size_t i = 0; i < rows.size(); ++i) is_same &= rows[i] == static_cast<std::int64_t>(i);
   const auto pick = [&](const Tensor& t, std::int64_t stored) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "core/backend.h"
 #include "core/check.h"
 #include "nn/attend.h"
 #include "nn/dilation.h"
@@ -172,11 +173,18 @@ Tensor LongformerAttention::attend_dilated(const Heads& heads, const AttentionCa
 
 Tensor LongformerAttention::attend_to_cache(const Heads& heads, const AttentionCall& call) const {
   check(config().causal, "longformer: a cache is for causal attention");
+  check<NotRecordable>(!call.cache->place,
+                       "longformer: a window over the cache depends on its length, which only the "
+                       "device knows in a recorded step");
   check(!call.global.defined() && longformer_.global_tokens == 0,
         "longformer: global positions look ahead and back, which decoding cannot");
   const std::vector<std::int64_t>& dilations = longformer_.dilations;
   const std::int64_t widest = *std::max_element(dilations.begin(), dilations.end());
-  const std::int64_t count = heads.queries.size(2), reach = longformer_.window / 2 * widest;
+  const std::int64_t count = heads.queries.size(2);
+  std::int64_t reach = 0;
+  check(!__builtin_mul_overflow(longformer_.window / 2, widest, &reach) && reach < INT64_MAX,
+        "longformer: a window of {} with a dilation of {} reaches too far", longformer_.window,
+        widest);
   const bool is_first = call.cache->length() == (call.layer == 0 ? 0 : count);
   const KvCache::View view = call.cache->append(call.layer, heads.keys, heads.values, reach + 1);
   if (is_first && is_dilated()) return attend_dilated(heads, call);

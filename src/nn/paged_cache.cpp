@@ -14,6 +14,10 @@ PagedCache::PagedCache(const PagedCacheConfig& config) : config_(config) {
   check(is_floating(c.dtype), "paged cache: keys and values can be f32, bf16 or f16, not {}",
         c.dtype);
   check(c.pages <= INT32_MAX, "paged cache: {} pages are more than a table can name", c.pages);
+  // One sequence may have them all, and its length is an i32.
+  check(c.page_size <= INT32_MAX / c.pages,
+        "paged cache: {} pages of {} positions are more than a length can say", c.pages,
+        c.page_size);
   const Shape shape{c.pages, c.kv_heads, c.page_size, c.head_size};
   for (std::int64_t i = 0; i < c.layers; ++i) {
     keys_.push_back(Tensor::empty(shape, {c.dtype, c.device}));
@@ -49,8 +53,10 @@ void PagedCache::remove(std::int64_t sequence) {
 }
 
 std::int64_t PagedCache::missing_pages(const Sequence& s, std::int64_t count) const {
-  const std::int64_t needed = (s.length + count + config_.page_size - 1) / config_.page_size;
-  return needed - static_cast<std::int64_t>(s.pages.size());
+  // Positions that are left in the pages it has: no sum here can overflow.
+  const std::int64_t left =
+      static_cast<std::int64_t>(s.pages.size()) * config_.page_size - s.length;
+  return count <= left ? 0 : (count - left - 1) / config_.page_size + 1;
 }
 
 void PagedCache::extend(const std::vector<std::int64_t>& sequences, std::int64_t count) {
@@ -60,9 +66,13 @@ void PagedCache::extend(const std::vector<std::int64_t>& sequences, std::int64_t
   check(std::adjacent_find(once.begin(), once.end()) == once.end(),
         "paged cache: a sequence was named twice");
   std::int64_t missing = 0;
-  for (const std::int64_t sequence : sequences) missing += missing_pages(at(sequence), count);
-  check(missing <= free_pages(), "paged cache: {} more positions need {} pages, {} of {} are free",
-        count, missing, free_pages(), config_.pages);
+  for (const std::int64_t sequence : sequences) {
+    const std::int64_t more = missing_pages(at(sequence), count);
+    check(more <= free_pages() - missing,
+          "paged cache: {} more positions of each sequence need more pages: {} of {} are free",
+          count, free_pages(), config_.pages);
+    missing += more;
+  }
   for (const std::int64_t sequence : sequences) {
     Sequence& s = sequences_[static_cast<std::size_t>(sequence)];
     for (std::int64_t more = missing_pages(s, count); more > 0; --more) {

@@ -3,6 +3,7 @@
 #include <numbers>
 #include <numeric>
 
+#include "core/backend.h"
 #include "core/check.h"
 #include "qkv/nn.h"
 
@@ -55,8 +56,10 @@ struct Rotary::Kept {
 };
 
 Rotary::Rotary(const RotaryConfig& config) : kept_(std::make_shared<Kept>()), config_(config) {
-  check(config.head_size > 0 && config.head_size % 2 == 0,
-        "rotary: the number of turning elements must be even, got {}", config.head_size);
+  constexpr std::int64_t kMost = 1 << 16;
+  check(config.head_size > 0 && config.head_size % 2 == 0 && config.head_size <= kMost,
+        "rotary: the number of turning elements must be even, from 2 to {}, got {}", kMost,
+        config.head_size);
   const std::int64_t half = config.head_size / 2;
   double base = config.base;
   const std::string& kind = config.scaling;
@@ -86,10 +89,10 @@ RotaryTables Rotary::operator()(const Tensor& positions) const {
   const auto half = static_cast<std::int64_t>(frequencies.size());
   if (config_.scaling == "dynamic") {
     // Beyond the trained length the base grows with the length of what is seen.
-    std::int64_t longest = 0;
-    for (const std::int64_t p : at) longest = std::max(longest, p + 1);
+    std::int64_t last = -1;
+    for (const std::int64_t p : at) last = std::max(last, p);
     const auto trained = static_cast<double>(config_.original_positions);
-    const double ratio = std::max(static_cast<double>(longest) / trained, 1.0);
+    const double ratio = std::max((static_cast<double>(last) + 1) / trained, 1.0);
     const auto width = static_cast<double>(config_.head_size);
     const double base =
         config_.base * std::pow(config_.factor * ratio - (config_.factor - 1), width / (width - 2));
@@ -114,8 +117,10 @@ RotaryTables Rotary::operator()(const Tensor& positions) const {
 }
 
 RotaryTables Rotary::operator()(const Tensor& positions, std::int64_t limit) const {
-  check(config_.scaling != "dynamic",
-        "rotary: dynamic scaling depends on the length, which only the device knows");
+  check<NotRecordable>(
+      config_.scaling != "dynamic",
+      "rotary: dynamic scaling depends on the length, which only the device knows");
+  check(limit >= 0 && limit <= INT32_MAX, "rotary: a limit of {} positions is out of range", limit);
   RotaryTables all;
   {
     const std::scoped_lock lock(kept_->mutex);
@@ -154,6 +159,7 @@ Tensor alibi_slopes(std::int64_t heads) {
   check(heads > 0, "alibi_slopes: at least one head is needed, got {}", heads);
   // Powers of 2^(-8/n) for the largest power of two n <= heads; the rest are every other slope of
   // 2n.
+  check(heads <= 1 << 20, "alibi_slopes: {} heads are too many", heads);
   std::int64_t power = 1;
   while (2 * power <= heads) power *= 2;
   std::vector<float> slopes;

@@ -10,10 +10,16 @@ Tensor visible_keys(const char* layer, const Mask& mask, const Shape& keys, Devi
             !mask.global_positions.defined(),
         "{}: of masks it takes that of padding alone, and causal from its config", layer);
   if (mask.key_lengths.defined()) {
-    const auto lengths = to(mask.key_lengths, DType::i64).to_vector<std::int64_t>();
+    check(mask.key_lengths.dtype() == DType::i32 && mask.key_lengths.shape() == Shape{batch},
+          "{}: mask.key_lengths must be i32 [{}], got {} {}", layer, batch,
+          mask.key_lengths.dtype(), mask.key_lengths.shape());
+    const auto lengths = mask.key_lengths.to_vector<std::int32_t>();
     std::vector<float> visible(static_cast<std::size_t>(batch * length), 0);
     for (std::int64_t b = 0; b < batch; ++b) {
-      std::fill_n(visible.begin() + b * length, lengths[static_cast<std::size_t>(b)], 1.0f);
+      const std::int32_t seen = lengths[static_cast<std::size_t>(b)];
+      check(seen >= 0 && seen <= length, "{}: mask.key_lengths[{}] must be 0 to {}, got {}", layer,
+            b, length, seen);
+      std::fill_n(visible.begin() + b * length, seen, 1.0f);
     }
     return to(Tensor::from(visible, {batch, 1, length, 1}), device);
   }

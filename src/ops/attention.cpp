@@ -1,6 +1,7 @@
 // attention: check every argument, resolve every default, allocate, call one kernel.
 #include "qkv/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -260,13 +261,14 @@ Tensor attention_weights(const Tensor& q, const Tensor& k, const AttentionOption
   };
   wanted.heads = choose("head", selection.heads, problem.heads);
   wanted.rows = choose("row", selection.rows, problem.q.size(2));
-  wanted.pool_rows = selection.pool_rows;
-  wanted.pool_keys = selection.pool_keys;
+  // A block larger than all there is holds all there is.
+  const auto rows = static_cast<std::int64_t>(wanted.rows.size());
+  wanted.pool_rows = std::min(selection.pool_rows, std::max<std::int64_t>(rows, 1));
+  wanted.pool_keys = std::min(selection.pool_keys, std::max<std::int64_t>(problem.k.size(2), 1));
   const auto blocks = [](std::int64_t n, std::int64_t size) { return (n + size - 1) / size; };
   wanted.weights =
       Tensor::zeros({problem.q.size(0), static_cast<std::int64_t>(wanted.heads.size()),
-                     blocks(static_cast<std::int64_t>(wanted.rows.size()), wanted.pool_rows),
-                     blocks(problem.k.size(2), wanted.pool_keys)},
+                     blocks(rows, wanted.pool_rows), blocks(problem.k.size(2), wanted.pool_keys)},
                     {DType::f32, q.device()});
   backend(q.device()).attention_weights(problem, wanted);
   return wanted.weights;

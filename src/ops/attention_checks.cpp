@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 
 #include "core/check.h"
 #include "qkv/ops.h"
@@ -109,6 +110,11 @@ std::vector<AttentionSequence> resolve_sequences(const char* op, const Tensor& q
       sequences.push_back(s);
     }
   } else {
+    try {  // a batch that was expanded may be larger than its memory
+      sequences.reserve(static_cast<std::size_t>(q.size(0)));
+    } catch (const std::exception&) {
+      fail<OutOfMemory>("{}: out of memory for the {} sequences of q {}", op, q.size(0), q.shape());
+    }
     for (std::int64_t b = 0; b < q.size(0); ++b) {
       AttentionSequence s;
       s.q_batch = s.k_batch = b;
@@ -165,10 +171,12 @@ void check_numbers(const char* op, const AttentionOptions& options) {
         "{}: a window is (left, right) with -1 for unbounded, got ({}, {})", op, options.mask.left,
         options.mask.right);
   constexpr std::int64_t kFar = std::int64_t{1} << 40;  // far beyond any row, far from overflow
-  check(!options.mask.offset || std::abs(*options.mask.offset) < kFar,
-        "{}: mask.offset {} is out of range", op, options.mask.offset.value_or(0));
+  const std::int64_t offset = options.mask.offset.value_or(0);
+  check(-kFar < offset && offset < kFar, "{}: mask.offset {} is out of range", op, offset);
   check(options.mask.left < kFar && options.mask.right < kFar,
         "{}: the window ({}, {}) is out of range", op, options.mask.left, options.mask.right);
+  check(options.mask.global_first >= 0, "{}: mask.global_first must not be negative, got {}", op,
+        options.mask.global_first);
 }
 
 void resolve_bias(const char* op, const Bias& bias, const Shape& pairs, bool packed,

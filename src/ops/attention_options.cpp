@@ -1,6 +1,7 @@
 // Masks and biases: how they are made and combined.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/check.h"
 #include "qkv/attention.h"
@@ -122,6 +123,13 @@ Bias Bias::relative(Tensor table, bool bidirectional, std::int64_t max_distance)
 
 std::int64_t relative_bucket(std::int64_t relative, std::int64_t buckets, bool bidirectional,
                              std::int64_t max_distance) {
+  // Every table that attention takes is of this kind; farther than this is as far as this.
+  constexpr std::int64_t kFarthest = std::numeric_limits<std::int64_t>::max();
+  relative = std::max(relative, -kFarthest);
+  check(buckets >= (bidirectional ? 4 : 2) && max_distance > buckets / (bidirectional ? 4 : 2),
+        "relative_bucket: {} buckets up to a distance of {}: expected at least {}, and a distance "
+        "beyond those with a bucket each",
+        buckets, max_distance, bidirectional ? 4 : 2);
   std::int64_t bucket = 0;
   std::int64_t distance = -relative;  // keys before the query are at positive distance
   if (bidirectional) {
@@ -135,8 +143,10 @@ std::int64_t relative_bucket(std::int64_t relative, std::int64_t buckets, bool b
   const float ratio =
       std::log(static_cast<float>(distance) / static_cast<float>(exact)) /
       static_cast<float>(std::log(static_cast<double>(max_distance) / static_cast<double>(exact)));
-  const auto step = static_cast<std::int64_t>(ratio * static_cast<float>(buckets - exact));
-  return bucket + std::min(exact + step, buckets - 1);
+  // Compared before it is converted: beyond max_distance it may be larger than any integer.
+  const float step = ratio * static_cast<float>(buckets - exact);
+  if (!(step < static_cast<float>(buckets - exact))) return bucket + buckets - 1;
+  return bucket + std::min(exact + static_cast<std::int64_t>(step), buckets - 1);
 }
 
 }  // namespace qkv

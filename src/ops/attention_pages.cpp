@@ -31,12 +31,13 @@ Tensor check_table(const Tensor& pages, const Tensor& lengths, std::int64_t batc
         lengths.defined() ? to_string(lengths.dtype()) + " " + to_string(lengths.shape())
                           : "nothing");
   const std::int64_t count = pages.size(1), page = pool.size(2);
+  const std::int64_t room = Shape{count, page}.numel();  // Shape refuses what overflows
   std::vector<std::int32_t> table = pages.to_vector<std::int32_t>();
   const std::vector<std::int32_t> keys = lengths.to_vector<std::int32_t>();
   for (std::int64_t b = 0; b < batch; ++b) {
-    check(keys[b] >= 0 && keys[b] <= count * page,
+    check(keys[b] >= 0 && keys[b] <= room,
           "attention: mask.key_lengths[{}] is {}, but row {} of pages {} has room for {} keys", b,
-          keys[b], b, pages.shape(), count * page);
+          keys[b], b, pages.shape(), room);
     const std::int64_t used = (keys[b] + page - 1) / page;
     for (std::int64_t n = 0; n < count; ++n) {
       std::int32_t& entry = table[b * count + n];

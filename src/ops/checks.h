@@ -6,7 +6,7 @@
 namespace qkv {
 
 inline void check_defined(const char* op, const char* name, const Tensor& x) {
-  check(x.defined(), "{}: {} is undefined", op, name);
+  if (!x.defined()) fail("{}: {} is undefined{}", op, name, x.why_undefined());
 }
 
 inline void check_floating(const char* op, const char* name, const Tensor& x) {

@@ -82,7 +82,8 @@ std::vector<Tensor> matmul_backward(const Tensor& given, const Tensor& a, const 
   const Tensor dy = b.dtype() == DType::bf16 ? to(given, DType::bf16) : given;
   const Shape batch = batch_shape(a, b);
   const auto dtype = [&](const Tensor& x) {
-    return x.numel() == batch.numel() * x.size(-1) * x.size(-2) ? x.dtype() : DType::f32;
+    const Shape own(x.shape().extents().first(static_cast<std::size_t>(x.rank() - 2)));
+    return own.numel() == batch.numel() ? x.dtype() : DType::f32;
   };
   // The sum over axes that share `a` is part of the product: [M, H N] times [H N, K]. To copy b
   // where heads do not lie beside columns costs less than a gradient of `a` for each of them.

@@ -22,7 +22,7 @@ struct PerformerCall {
 // Rows of a segment, or as many as there are.
 std::int64_t segment_rows(const PerformerCall& call) {
   const auto elements = [&](const Tensor& x) {
-    return x.size(0) * x.size(1) * call.directions.size(0);
+    return Shape{x.size(0), x.size(1), call.directions.size(0)}.numel();  // or an Error
   };
   if (call.q.device() == kCpu) return segment_rows_in_cache(elements(call.q));
   const auto bytes = [&](const Tensor& x) {

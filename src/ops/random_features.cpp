@@ -86,7 +86,8 @@ Tensor orthogonal_directions(std::int64_t features, std::int64_t size, std::uint
   check(features > 0 && size > 0, "directions: features {} and size {} must be positive", features,
         size);
   Generator random(seed);
-  std::vector<float> result;
+  Tensor result = Tensor::empty({features, size});  // refuses what cannot be
+  auto* to = result.data<float>();
   for (std::int64_t first = 0; first < features; first += size) {
     const std::vector<float> drawn = random.normal({size, size}).to_vector<float>();
     const std::vector<float> lengths = random.normal({size, size}).to_vector<float>();
@@ -113,11 +114,11 @@ Tensor orthogonal_directions(std::int64_t features, std::int64_t size, std::uint
         length += std::pow(double{lengths[i * size + d]}, 2);
       }
       for (std::int64_t d = 0; d < size; ++d) {
-        result.push_back(static_cast<float>(row[d] * std::sqrt(length)));
+        *to++ = static_cast<float>(row[d] * std::sqrt(length));
       }
     }
   }
-  return Tensor::from(result, {features, size});
+  return result;
 }
 
 Tensor query_features(const Tensor& x, const Tensor& directions, const FeatureOptions& options) {

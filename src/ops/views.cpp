@@ -230,8 +230,9 @@ std::vector<Tensor> split(const Tensor& x, int axis, const std::vector<std::int6
     const TapePause pause;  // one record for all of them
     std::int64_t from = 0;
     for (const std::int64_t size : sizes) {
-      check(size >= 0 && from + size <= x.size(at), "split: {} of axis {} are more than {} has",
-            from + size, axis, x.shape());
+      check(size >= 0 && size <= x.size(at) - from,
+            "split: a part of {} from {} on is not within axis {} of {}", size, from, axis,
+            x.shape());
       parts.push_back(slice(x, at, from, from + size));
       from += size;
     }
@@ -278,7 +279,8 @@ Tensor concat(const std::vector<Tensor>& parts, int axis) {
       check(i == at || part.size(i) == first.size(i), "concat: {} does not match {} off axis {}",
             part.shape(), first.shape(), at);
     }
-    extents[at] += part.size(at);
+    check(!__builtin_add_overflow(extents[at], part.size(at), &extents[at]),
+          "concat: the parts are too large together, along axis {}", axis);
   }
   Tensor y = Tensor::empty(Shape(extents), {first.dtype(), first.device()});
   std::int64_t begin = 0;

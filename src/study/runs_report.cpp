@@ -18,7 +18,8 @@ std::string to_text(const RunsStudy& study) {
 std::string to_json(const RunsStudy& study) {
   const nlohmann::ordered_json value{
       {"study", "runs"}, {"version", kVersion}, {"runs", study::curves_json(study.groups)}};
-  return value.dump(2);
+  // The name of a folder need not be UTF-8.
+  return value.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 std::string to_html(const RunsStudy& study) {

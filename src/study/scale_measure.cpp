@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/order.h"
 #include "qkv/attention.h"
 #include "qkv/random.h"
 #include "study/scale_samples.h"
@@ -41,7 +42,7 @@ double median_norm(const Tensor& x, std::int64_t t) {
     norm = std::sqrt(sum);
   }
   const auto middle = norms.begin() + static_cast<std::ptrdiff_t>(norms.size() / 2);
-  std::nth_element(norms.begin(), middle, norms.end());
+  std::nth_element(norms.begin(), middle, norms.end(), is_smaller<double>);
   return *middle;
 }
 

@@ -7,6 +7,8 @@
 #include <limits>
 #include <utility>
 
+#include "io/shown.h"
+
 namespace qkv::study {
 namespace {
 
@@ -209,7 +211,7 @@ std::string draw_series(const PlotSeries& series, const Axes& axes) {
 
 std::string escaped(const std::string& text) {
   std::string safe;
-  for (const char c : text) {
+  for (const char c : shown_text(text)) {  // XML has no control characters and is UTF-8
     switch (c) {
       case '&': safe += "&amp;"; break;
       case '<': safe += "&lt;"; break;

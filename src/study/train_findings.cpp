@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/order.h"
 #include "study/curves.h"
 #include "study/words.h"
 
@@ -32,7 +33,7 @@ LateValues late(const TrainStudy& study, Group group, Member member) {
   std::vector<double> values;
   const std::vector<SpreadPoint> points = curve(study, group, member);
   for (std::size_t i = points.size() / 2; i < points.size(); ++i) values.push_back(points[i].mean);
-  std::sort(values.begin(), values.end());
+  std::sort(values.begin(), values.end(), is_smaller<double>);
   return {values[values.size() / 2], values.back()};
 }
 

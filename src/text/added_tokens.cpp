@@ -17,18 +17,20 @@ bool stands_alone(std::string_view text, const Part& part) {
   return part.end == text.size() || !is_word_character(utf8_at(text, part.end).value);
 }
 
-std::string normalized_content(const AddedToken& token, const Normalizer& normalizer) {
+std::string normalized_content(const AddedToken& token, const Normalizer& normalizer,
+                               Allowance& allowance) {
   AlignedText text, spare;
   text.text = token.content;
-  normalizer.apply(text, spare);
+  normalizer.apply(text, spare, allowance);
+  allowance.take_bytes(text.text.size(), normalizer.where());
   return text.text;
 }
 
 }  // namespace
 
 TokenFinder::TokenFinder(const std::vector<AddedToken>& tokens,
-                         const std::vector<ByteTrie::Key>& patterns)
-    : tokens_(tokens) {
+                         const std::vector<ByteTrie::Key>& patterns, std::string where)
+    : tokens_(tokens), where_(std::move(where)) {
   const bool any =
       std::ranges::any_of(patterns, [](const auto& key) { return !key.first.empty(); });
   if (!any) return;
@@ -38,22 +40,32 @@ TokenFinder::TokenFinder(const std::vector<AddedToken>& tokens,
   }
 }
 
-void TokenFinder::find(std::string_view text, std::vector<Found>& found) const {
+std::uint32_t TokenFinder::longest(std::string_view text, std::size_t at, std::size_t& end,
+                                   Allowance& allowance) const {
+  std::uint32_t index = ByteTrie::kNone, node = ByteTrie::kRoot;
+  std::size_t i = at;
+  for (; i < text.size(); ++i) {
+    node = trie_.step(node, static_cast<unsigned char>(text[i]));
+    if (node == ByteTrie::kNone) break;
+    if (trie_.value(node) == ByteTrie::kNone) continue;
+    index = trie_.value(node);
+    end = i + 1;
+  }
+  allowance.spend(i - at, where_);
+  return index;
+}
+
+void TokenFinder::find(std::string_view text, std::vector<Found>& found,
+                       Allowance& allowance) const {
   std::size_t done = 0;
+  Part spaces;  // the last that were looked at for a token on their left
   for (std::size_t at = 0; !empty() && at < text.size();) {
     if (!starts_[static_cast<unsigned char>(text[at])]) {
       ++at;
       continue;
     }
     std::size_t end = at;
-    std::uint32_t index = ByteTrie::kNone, node = ByteTrie::kRoot;
-    for (std::size_t i = at; i < text.size(); ++i) {
-      node = trie_.step(node, static_cast<unsigned char>(text[i]));
-      if (node == ByteTrie::kNone) break;
-      if (trie_.value(node) == ByteTrie::kNone) continue;
-      index = trie_.value(node);
-      end = i + 1;
-    }
+    const std::uint32_t index = longest(text, at, end, allowance);
     if (index == ByteTrie::kNone) {
       ++at;
       continue;
@@ -71,9 +83,13 @@ void TokenFinder::find(std::string_view text, std::vector<Found>& found) const {
       part.begin = std::max(part.begin, done);
     }
     if (token.right_strip) {
-      while (part.end < text.size() && is_space(utf8_at(text, part.end).value)) {
-        part.end += utf8_size(text[part.end]);
+      if (part.end < spaces.begin || part.end > spaces.end) {
+        spaces.begin = spaces.end = part.end;
+        while (spaces.end < text.size() && is_space(utf8_at(text, spaces.end).value)) {
+          spaces.end += utf8_size(text[spaces.end]);
+        }
       }
+      part.end = spaces.end;
     }
     if (part.begin >= part.end) continue;  // spaces that the token before took along
     if (done < part.begin) found.push_back({{done, part.begin}, nullptr});
@@ -99,7 +115,10 @@ std::vector<AddedToken> AddedTokens::read(const Config& config) {
 }
 
 AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Model& model,
-                         const Normalizer* normalizer) {
+                         const Normalizer* normalizer, const std::string& where) {
+  std::size_t bytes = 0;
+  for (const AddedToken& token : tokens) bytes += token.content.size();
+  Allowance allowance(bytes);
   auto next = static_cast<TokenId>(model.vocabulary().size());
   for (AddedToken& token : tokens) {
     if (token.content.empty()) continue;
@@ -110,7 +129,7 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Model& model,
                                           : next++;
     check(token.id <= kLargestId, "there are too many added tokens");
     if (token.normalized && normalizer != nullptr) {
-      std::string changed = normalized_content(token, *normalizer);
+      std::string changed = normalized_content(token, *normalizer, allowance);
       if (changed != token.content) normalized_[token.id] = std::move(changed);
     }
     if (token.special) special_.insert(token.content);
@@ -132,8 +151,8 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Model& model,
       given.push_back({tokens_[i].content, index});
     }
   }
-  in_text_ = TokenFinder(tokens_, given);
-  in_normalized_ = TokenFinder(tokens_, normalized);
+  in_text_ = TokenFinder(tokens_, given, where);
+  in_normalized_ = TokenFinder(tokens_, normalized, where);
 }
 
 const AddedToken* AddedTokens::find(TokenId id) const {
@@ -142,7 +161,7 @@ const AddedToken* AddedTokens::find(TokenId id) const {
 }
 
 const AddedToken* AddedTokens::find(std::string_view content) const {
-  const auto found = by_content_.find(std::string(content));
+  const auto found = by_content_.find(content);
   return found == by_content_.end() ? nullptr : &tokens_[found->second];
 }
 

@@ -27,7 +27,7 @@ class BertNormalizer final : public Normalizer {
     }
   }
 
-  void apply(AlignedText& text, AlignedText& spare) const override {
+  void rewrite(AlignedText& text, AlignedText& spare, Allowance& /*allowance*/) const override {
     if (text.tracked) return apply_in_steps(text, spare);
     // No form of normalisation reaches across an ASCII character, so runs can go separately.
     AlignedText run, run_spare;

@@ -12,13 +12,18 @@
 
 namespace qkv::text {
 
-void MergeTable::reserve(std::size_t rules) {
-  check(rules < (std::size_t{1} << 28), "{} merges are too many", rules);
+void MergeTable::reserve(std::size_t rules, const std::string& where) {
+  check(rules < (std::size_t{1} << 28), "{}: {} merges are too many", where, rules);
+  where_ = where;
   rules_.assign(std::bit_ceil(std::max<std::size_t>(rules * 2, 16)), Rule{});
 }
 
+std::size_t MergeTable::first_slot(TokenId left, TokenId right) const {
+  return mixed(std::uint64_t{left} << 32 | right) & (rules_.size() - 1);
+}
+
 std::size_t MergeTable::slot(TokenId left, TokenId right) const {
-  std::size_t at = mixed(std::uint64_t{left} << 32 | right) & (rules_.size() - 1);
+  std::size_t at = first_slot(left, right);
   while (rules_[at].left != kNoToken && (rules_[at].left != left || rules_[at].right != right)) {
     at = (at + 1) & (rules_.size() - 1);
   }
@@ -26,7 +31,9 @@ std::size_t MergeTable::slot(TokenId left, TokenId right) const {
 }
 
 void MergeTable::put(const Rule& rule) {
-  Rule& place = rules_[slot(rule.left, rule.right)];
+  const std::size_t at = slot(rule.left, rule.right);
+  check_probes((at - first_slot(rule.left, rule.right)) & (rules_.size() - 1), where_);
+  Rule& place = rules_[at];
   count_ += place.left == kNoToken ? 1 : 0;
   place = rule;
 }
@@ -44,7 +51,7 @@ Bpe::Bpe(Vocabulary vocabulary, const Merges& merges, BpeOptions options, std::s
           where_, rank, shown_name(token));
     return id;
   };
-  merges_.reserve(merges.size());
+  merges_.reserve(merges.size(), where_);
   std::string joined;
   for (std::size_t rank = 0; rank < merges.size(); ++rank) {
     const auto& [left, right] = merges[rank];
@@ -69,14 +76,16 @@ TokenId Bpe::whole_word(std::string_view word) const {
   return vocabulary_.find(options_.byte_level ? bytes_to_alphabet(word) : std::string(word));
 }
 
-void Bpe::spell_unknown(std::string_view piece, std::size_t size, Symbols& symbols,
+void Bpe::spell_unknown(std::string_view piece, std::size_t size, Workspace& work,
                         std::optional<std::uint32_t>& unknown_size) const {
+  Symbols& symbols = work.symbols;
   if (options_.byte_fallback) {
     const auto token = [&](char byte) {
       return options_.byte_level ? vocabulary_.find(byte_token(static_cast<unsigned char>(byte)))
                                  : bytes_[static_cast<unsigned char>(byte)];
     };
     if (std::ranges::all_of(piece, [&](char byte) { return token(byte) != kNoToken; })) {
+      work.allowance.take_bytes(piece.size(), where_);
       for (const char byte : piece) symbols.push_back({token(byte), 1});
       return;
     }
@@ -93,7 +102,8 @@ void Bpe::spell_unknown(std::string_view piece, std::size_t size, Symbols& symbo
 }
 
 // A symbol for each character: the token of it, or what stands for the unknown.
-void Bpe::spell(std::string_view word, Symbols& symbols) const {
+void Bpe::spell(std::string_view word, Workspace& work) const {
+  Symbols& symbols = work.symbols;
   symbols.clear();
   const bool plain = options_.prefix.empty() && options_.suffix.empty();
   if (options_.byte_level && plain && has_all_bytes_) {
@@ -110,9 +120,10 @@ void Bpe::spell(std::string_view word, Symbols& symbols) const {
         options_.byte_level ? to_utf8(byte_character(word[i])) : std::string(word.substr(i, size));
     if (i + size == word.size()) piece += options_.suffix;
     i += size;
+    work.allowance.spend(piece.size(), where_);
     const TokenId id = vocabulary_.find(piece);
     if (id == kNoToken) {
-      spell_unknown(piece, size, symbols, unknown_size);
+      spell_unknown(piece, size, work, unknown_size);
       continue;
     }
     if (unknown_size) symbols.push_back({unknown_, *unknown_size});
@@ -129,12 +140,15 @@ void Bpe::work_out(std::string_view word, Workspace& work, std::vector<Token>& t
       return;
     }
   }
-  spell(word, work.symbols);
+  spell(word, work);
   merge_symbols(merges_, work);
   std::uint32_t at = 0;
+  // The bytes of prefix and suffix, where each byte is a token, are not the word's.
+  const auto size = static_cast<std::uint32_t>(word.size());
   for (const auto& symbol : work.symbols) {
-    tokens.push_back({symbol.id, at, at + symbol.size});
-    at += symbol.size;
+    const std::uint32_t end = std::min(at + symbol.size, size);
+    tokens.push_back({symbol.id, at, end});
+    at = end;
   }
 }
 

@@ -19,13 +19,15 @@ class MergeTable {
     std::uint32_t rank = 0;
     TokenId result = 0;
   };
-  void reserve(std::size_t rules);
+  void reserve(std::size_t rules, const std::string& where);  // `where` names the file
   void put(const Rule& rule);  // a pair that is there already gets the new rank
   const Rule* find(TokenId left, TokenId right) const;
   std::size_t size() const { return count_; }
 
  private:
+  std::size_t first_slot(TokenId left, TokenId right) const;
   std::size_t slot(TokenId left, TokenId right) const;
+  std::string where_;
   std::vector<Rule> rules_;
   std::size_t count_ = 0;
 };
@@ -52,8 +54,8 @@ class Bpe final : public CachedModel {
 
  private:
   using Symbols = std::vector<Workspace::Symbol>;
-  void spell(std::string_view word, Symbols& symbols) const;
-  void spell_unknown(std::string_view piece, std::size_t size, Symbols& symbols,
+  void spell(std::string_view word, Workspace& work) const;
+  void spell_unknown(std::string_view piece, std::size_t size, Workspace& work,
                      std::optional<std::uint32_t>& unknown_size) const;
   TokenId whole_word(std::string_view word) const;
 

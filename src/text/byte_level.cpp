@@ -13,7 +13,7 @@ class ByteLevel final : public PreTokenizer {
   ByteLevel(bool prefix_space, bool split, bool bytes_stay_bytes)
       : prefix_space_(prefix_space), split_(split), bytes_stay_bytes_(bytes_stay_bytes) {}
 
-  void apply(Words& words, Words& spare) const override {
+  void cut(Words& words, Words& spare, Allowance& /*allowance*/) const override {
     if (prefix_space_) add_spaces(words, spare);
     if (split_) {
       spare.parts.clear();

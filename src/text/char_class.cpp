@@ -42,6 +42,23 @@ char32_t folded(char32_t c) {
 }
 constexpr char32_t kCaseEnd = 0x1E944;  // no letter has case beyond
 
+// What each character that folds to another one folds to, sorted by the latter.
+struct Fold {
+  char32_t to, from;
+};
+std::vector<Fold> make_folds() {
+  std::vector<Fold> folds;
+  for (char32_t c = 0; c < kCaseEnd; ++c) {
+    if (const char32_t to = folded(c); to != c) folds.push_back({to, c});
+  }
+  std::ranges::stable_sort(folds, {}, &Fold::to);
+  return folds;
+}
+const std::vector<Fold>& all_folds() {
+  static const std::vector<Fold> folds = make_folds();
+  return folds;
+}
+
 }  // namespace
 
 bool is_word_outside_sets(char32_t c) {
@@ -75,13 +92,20 @@ bool Property::named(std::string_view name, Property& property) {
   return true;
 }
 
+void CharClass::add(const Property& property) {
+  if (std::ranges::find(properties_, property) == properties_.end()) {
+    properties_.push_back(property);
+  }
+}
+
 void CharClass::add(const CharClass& other) {
   if (other.negated_ || !other.inner_.empty()) {
     inner_.push_back(other);
+    sets_ += other.sets_;
     return;
   }
   ranges_.insert(ranges_.end(), other.ranges_.begin(), other.ranges_.end());
-  properties_.insert(properties_.end(), other.properties_.begin(), other.properties_.end());
+  for (const Property& property : other.properties_) add(property);
 }
 
 void CharClass::ignore_case() {
@@ -91,9 +115,10 @@ void CharClass::ignore_case() {
     for (char32_t c = range.first; c <= range.last; ++c) {
       if (c >= 128) {
         const char32_t fold = folded(c);
-        for (char32_t other = 0; other < kCaseEnd; ++other) {
-          if (folded(other) == fold) add(other, other);
-        }
+        if (fold != c && folded(fold) == fold) add(fold, fold);
+        const std::vector<Fold>& folds = all_folds();
+        auto other = std::ranges::lower_bound(folds, fold, {}, &Fold::to);
+        for (; other != folds.end() && other->to == fold; ++other) add(other->from, other->from);
         continue;
       }
       const char32_t lower = lowercase(c);
@@ -104,16 +129,32 @@ void CharClass::ignore_case() {
       if (lower == 'k') add(0x212A, 0x212A);  // Kelvin
     }
   }
+  join_ranges();  // or sets inside of sets would double each time
+}
+
+void CharClass::join_ranges() {
+  std::ranges::sort(ranges_, {}, &Range::first);
+  std::vector<Range> joined;
+  for (const Range& range : ranges_) {
+    if (joined.empty() || range.first > joined.back().last + 1) {
+      joined.push_back(range);
+    } else {
+      joined.back().last = std::max(joined.back().last, range.last);
+    }
+  }
+  ranges_ = std::move(joined);
 }
 
 void CharClass::finish() {
+  join_ranges();
   for (CharClass& inner : inner_) inner.finish();
   for (char32_t c = 0; c < 128; ++c) ascii_[c] = contains_slowly(c);
 }
 
 bool CharClass::contains_slowly(char32_t c) const {
+  const auto range = std::ranges::lower_bound(ranges_, c, {}, &Range::last);
   const bool found =
-      std::ranges::any_of(ranges_, [c](const Range& r) { return c >= r.first && c <= r.last; }) ||
+      (range != ranges_.end() && range->first <= c) ||
       std::ranges::any_of(properties_, [c](const Property& p) { return p.contains(c); }) ||
       std::ranges::any_of(inner_, [c](const CharClass& inner) { return inner.contains(c); });
   return found != negated_;

@@ -22,6 +22,7 @@ struct Property {
   bool negated = false;
 
   bool contains(char32_t c) const;
+  friend bool operator==(const Property&, const Property&) = default;
   // "L", "Lu", "Han", ...; false when there is no such name.
   static bool named(std::string_view name, Property& property);
 };
@@ -29,11 +30,12 @@ struct Property {
 class CharClass {
  public:
   void add(char32_t first, char32_t last) { ranges_.push_back({first, last}); }
-  void add(const Property& property) { properties_.push_back(property); }
+  void add(const Property& property);
   void add(const CharClass& other);
   void negate() { negated_ = !negated_; }
   void ignore_case();
-  void finish();  // after the last change, before contains
+  void finish();                              // after the last change, before contains
+  std::size_t sets() const { return sets_; }  // how many it consists of
 
   bool contains(char32_t c) const { return c < 128 ? ascii_[c] : contains_slowly(c); }
 
@@ -42,10 +44,12 @@ class CharClass {
     char32_t first, last;
   };
   bool contains_slowly(char32_t c) const;
+  void join_ranges();
 
-  std::vector<Range> ranges_;
+  std::vector<Range> ranges_;  // sorted and apart once joined
   std::vector<Property> properties_;
   std::vector<CharClass> inner_;  // negated sets inside of this one
+  std::size_t sets_ = 1;
   bool negated_ = false;
   std::array<bool, 128> ascii_{};
 };

@@ -39,19 +39,22 @@ Charsmap::Charsmap(std::string_view bytes, const std::string& where) {
   find_touched();
 }
 
+// How many bytes it looked at.
 template <class Found>
-void Charsmap::walk(std::string_view text, Found&& found) const {
-  if (units_.empty()) return;
+std::size_t Charsmap::walk(std::string_view text, Found&& found) const {
+  if (units_.empty()) return 0;
   std::size_t node = offset(units_[0]);
-  for (std::size_t i = 0; i < text.size() && text[i] != 0; ++i) {
+  std::size_t i = 0;
+  for (; i < text.size() && text[i] != 0; ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
     node ^= byte;
-    if (node >= units_.size() || label(units_[node]) != byte) return;
+    if (node >= units_.size() || label(units_[node]) != byte) break;
     const std::uint32_t unit = units_[node];
     node ^= offset(unit);
     if (!has_value(unit)) continue;
-    if (node >= units_.size() || !found(i + 1, value(units_[node]))) return;
+    if (node >= units_.size() || !found(i + 1, value(units_[node]))) break;
   }
+  return i;
 }
 
 std::string_view Charsmap::replacement(std::uint32_t at) const {
@@ -62,10 +65,10 @@ std::string_view Charsmap::replacement(std::uint32_t at) const {
   return rest.substr(0, rest.find('\0'));
 }
 
-Charsmap::Rule Charsmap::longest(std::string_view text) const {
+Charsmap::Rule Charsmap::longest(std::string_view text, std::size_t& looked) const {
   Rule rule;
   std::uint32_t at = 0;
-  walk(text, [&](std::size_t size, std::uint32_t value) {
+  looked += walk(text, [&](std::size_t size, std::uint32_t value) {
     rule.size = size;
     at = value;
     return true;

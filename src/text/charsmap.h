@@ -20,7 +20,8 @@ class Charsmap {
     std::size_t size = 0;  // bytes of the text it matched; 0: none
     std::string_view replacement;
   };
-  Rule longest(std::string_view text) const;
+  // Adds to `looked` how many bytes it looked at: a trie that leads back to itself has no end.
+  Rule longest(std::string_view text, std::size_t& looked) const;
   Rule shortest(std::string_view text) const;
   bool empty() const { return units_.empty(); }
   // True when no rule can apply to `first` followed by `second`, both ASCII.
@@ -30,7 +31,7 @@ class Charsmap {
 
  private:
   template <class Found>
-  void walk(std::string_view text, Found&& found) const;
+  std::size_t walk(std::string_view text, Found&& found) const;
   std::string_view replacement(std::uint32_t at) const;
   void find_touched();
 

@@ -47,13 +47,16 @@ class CharsmapNormalizer final : public Normalizer {
  public:
   explicit CharsmapNormalizer(Charsmap rules) : rules_(std::move(rules)) {}
 
-  void apply(AlignedText& text, AlignedText& spare) const override {
+  void rewrite(AlignedText& text, AlignedText& spare, Allowance& allowance) const override {
     std::vector<Mapped> changes;  // only where origins are asked for
     bool modified = false;
+    std::size_t made = 0;  // bytes of replacements
     spare.clear();
     const std::string_view all = text.text;
     const auto replace = [&](std::string_view old, std::string_view replacement) {
       modified = true;
+      made += replacement.size();
+      allowance.check_bytes(made, where());
       if (!text.tracked) {
         spare.text += replacement;
         return;

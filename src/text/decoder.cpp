@@ -1,6 +1,7 @@
 #include "text/decoder.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "core/check.h"
@@ -19,11 +20,23 @@ template <class F>
 class Step final : public Decoder {
  public:
   explicit Step(F f) : f_(std::move(f)) {}
-  void apply(std::vector<std::string>& tokens) const override { f_(tokens); }
+  void rewrite(std::vector<std::string>& tokens, Allowance& allowance) const override {
+    if constexpr (std::is_invocable_v<const F&, std::vector<std::string>&>) {
+      f_(tokens);
+    } else {
+      f_(tokens, allowance, where());
+    }
+  }
 
  private:
   F f_;
 };
+
+std::size_t bytes_of(const std::vector<std::string>& tokens) {
+  std::size_t bytes = 0;
+  for (const std::string& token : tokens) bytes += token.size();
+  return bytes;
+}
 
 template <class F>
 DecoderPtr step(F f) {
@@ -110,18 +123,23 @@ DecoderPtr make_bpe_decoder(const Config& config) {
 }
 
 DecoderPtr make_replace(const Config& config) {
-  return step([pattern = Pattern::from(config.object("pattern")),
-               content = config.text("content")](std::vector<std::string>& tokens) {
-    for (std::string& token : tokens) {
-      std::string result;
-      std::size_t kept = 0;
-      pattern.each_match(token, [&](std::size_t begin, std::size_t end) {
-        result.append(token, kept, begin - kept).append(content);
-        kept = end;
+  return step(
+      [pattern = Pattern::from(config.object("pattern")), content = config.text("content")](
+          std::vector<std::string>& tokens, Allowance& allowance, const std::string& where) {
+        std::size_t made = 0;
+        Pattern::Finder finder(pattern, allowance);
+        for (std::string& token : tokens) {
+          std::string result;
+          std::size_t kept = 0;
+          finder.each_match(token, [&](std::size_t begin, std::size_t end) {
+            made += content.size();
+            allowance.check_bytes(made, where);
+            result.append(token, kept, begin - kept).append(content);
+            kept = end;
+          });
+          token = result.append(token, kept);
+        }
       });
-      token = result.append(token, kept);
-    }
-  });
 }
 
 DecoderPtr make_strip(const Config& config) {
@@ -160,14 +178,13 @@ DecoderPtr make_ctc(const Config& config) {
 DecoderPtr make_decoder_sequence(const Config& config) {
   std::vector<DecoderPtr> steps;
   for (const Config& inner : config.objects("decoders")) steps.push_back(make_decoder(inner));
-  return step([steps = std::move(steps)](std::vector<std::string>& tokens) {
-    for (const DecoderPtr& inner : steps) inner->apply(tokens);
+  return step([steps = std::move(steps)](std::vector<std::string>& tokens, Allowance& allowance,
+                                         const std::string& /*where*/) {
+    for (const DecoderPtr& inner : steps) inner->apply(tokens, allowance);
   });
 }
 
-}  // namespace
-
-DecoderPtr make_decoder(const Config& config) {
+DecoderPtr make_decoder_unplaced(const Config& config) {
   const std::string type = config.text("type");
   if (type == "ByteLevel") return step(bytes_of_characters);
   if (type == "ByteFallback") return step(bytes_of_tokens);
@@ -183,6 +200,20 @@ DecoderPtr make_decoder(const Config& config) {
       "{}: '{}' is not supported; supported are ByteLevel, WordPiece, Metaspace, BPEDecoder, "
       "ByteFallback, Fuse, Strip, Replace, CTC and Sequence",
       config.where("type"), shown_name(type));
+}
+
+}  // namespace
+
+void Decoder::apply(std::vector<std::string>& tokens, Allowance& allowance) const {
+  allowance.spend(kStepsOfComponent + bytes_of(tokens) + tokens.size(), where());
+  rewrite(tokens, allowance);
+  allowance.check_bytes(bytes_of(tokens), where());
+}
+
+DecoderPtr make_decoder(const Config& config) {
+  DecoderPtr made = make_decoder_unplaced(config);
+  made->set_where(config.where("type"));
+  return made;
 }
 
 }  // namespace qkv::text

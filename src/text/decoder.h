@@ -6,16 +6,21 @@
 #include <vector>
 
 #include "io/json.h"
+#include "text/allowance.h"
+#include "text/component.h"
 
 namespace qkv::text {
 
-class Decoder {
+class Decoder : public Component {
  public:
-  virtual ~Decoder() = default;
-  // What is left, one after the other, is the text.
-  virtual void apply(std::vector<std::string>& tokens) const = 0;
+  // What is left, one after the other, is the text. Throws Error that names the component when
+  // that takes more work or text than is allowed.
+  void apply(std::vector<std::string>& tokens, Allowance& allowance) const;
+
+ protected:
+  virtual void rewrite(std::vector<std::string>& tokens, Allowance& allowance) const = 0;
 };
-using DecoderPtr = std::unique_ptr<const Decoder>;
+using DecoderPtr = std::unique_ptr<Decoder>;
 
 // Throws Error that names what is not supported.
 DecoderPtr make_decoder(const Config& config);

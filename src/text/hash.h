@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <string_view>
 
 namespace qkv::text {
@@ -28,5 +29,9 @@ inline std::uint64_t hash_of(std::string_view text) {
   std::memcpy(&word, text.data(), text.size());
   return mixed(hash ^ word);
 }
+
+// Throws when a key that was put into a table of which at most half is taken had to pass this many
+// others: no accident, but keys chosen so that each passes all before it. `where` names the file.
+void check_probes(std::size_t passed, const std::string& where);
 
 }  // namespace qkv::text

@@ -36,7 +36,8 @@ JsonPipeline::JsonPipeline(TokenizerFile file) : file_(std::move(file)) {
     return make_pre_tokenizer(inner, {.bytes_stay_bytes = bytes});
   });
   model_ = make_model(file_, bytes);
-  added_ = AddedTokens(AddedTokens::read(config), *model_, normalizer_.get());
+  added_ = AddedTokens(AddedTokens::read(config), *model_, normalizer_.get(),
+                       config.where("added_tokens"));
   decoder_ = make_if(config, "decoder", make_decoder);
   std::optional<Config> post;
   if (config.has("post_processor")) post = config.object("post_processor");
@@ -60,6 +61,7 @@ void JsonPipeline::encode(std::string_view text, bool spans, Encoding& result) c
         "a text of {} bytes is too long to tokenize at once", text.size());
   const WorkspacePool::Loan loan(workspaces_);
   Workspace& work = *loan;
+  work.allowance = Allowance(text.size());
   work.words.text.tracked = spans || needs_origins_;
   work.words.text.clear();
   work.outer_spaces.clear();
@@ -73,7 +75,7 @@ void JsonPipeline::encode(std::string_view text, bool spans, Encoding& result) c
     text = repaired;
   }
   std::vector<TokenFinder::Found> found;
-  added_.in_text().find(text, found);
+  added_.in_text().find(text, found, work.allowance);
   for (const auto& [part, token] : found) {
     const std::string_view inside = text.substr(part.begin, part.end - part.begin);
     if (token == nullptr) {
@@ -81,13 +83,16 @@ void JsonPipeline::encode(std::string_view text, bool spans, Encoding& result) c
     } else {
       result.ids.push_back(token->id);
       result.spans.push_back({part.begin, part.end});
-      if (trims) work.outer_spaces.push_back(spaces_around(inside));
+      if (trims) add_outer_spaces(inside, work);
     }
   }
   if (!spans) {
     result.spans.clear();
   } else {
+    std::size_t spaces = work.outer_spaces.size();
+    for (const OuterSpaces& outer : work.outer_spaces) spaces += outer.leading + outer.trailing;
     for (const PostProcessor::Trim& trim : post_processor_.trims) {
+      work.allowance.spend(kStepsOfComponent + spaces, file_.name);
       trim_spans(trim, text, work.outer_spaces, result.spans);
     }
   }
@@ -108,13 +113,16 @@ void JsonPipeline::encode_segment(std::string_view text, std::size_t offset, Wor
   words.clear();
   words.append_given(text, offset);
   work.words.offset = offset;
-  if (normalizer_) normalizer_->apply(words, work.spare.text);
+  if (normalizer_) {
+    normalizer_->apply(words, work.spare.text, work.allowance);
+    work.allowance.take_bytes(words.text.size(), normalizer_->where());
+  }
   if (added_.in_normalized().empty()) {
     work.words.parts.assign(1, {0, words.text.size()});
     return encode_words(work, result);
   }
   std::vector<TokenFinder::Found> found;
-  added_.in_normalized().find(words.text, found);
+  added_.in_normalized().find(words.text, found, work.allowance);
   if (found.size() == 1 && found[0].token == nullptr) {
     work.words.parts.assign(1, found[0].part);
     return encode_words(work, result);
@@ -129,8 +137,7 @@ void JsonPipeline::encode_segment(std::string_view text, std::size_t offset, Wor
       result.spans.push_back(span);
       if (!post_processor_.trims.empty()) {
         const std::string_view text_found = all.text;
-        work.outer_spaces.push_back(
-            spaces_around(text_found.substr(part.begin, part.end - part.begin)));
+        add_outer_spaces(text_found.substr(part.begin, part.end - part.begin), work);
       }
       continue;
     }
@@ -145,7 +152,10 @@ void JsonPipeline::encode_segment(std::string_view text, std::size_t offset, Wor
 
 void JsonPipeline::encode_words(Workspace& work, Encoding& result) const {
   std::erase_if(work.words.parts, [](const Part& part) { return part.begin == part.end; });
-  if (pre_tokenizer_) pre_tokenizer_->apply(work.words, work.spare);
+  if (pre_tokenizer_) {
+    pre_tokenizer_->apply(work.words, work.spare, work.allowance);
+    work.allowance.take_bytes(work.words.text.text.size(), pre_tokenizer_->where());
+  }
   const AlignedText& all = work.words.text;
   for (const Part& part : work.words.parts) {
     const auto word = std::string_view(all.text).substr(part.begin, part.end - part.begin);
@@ -160,10 +170,15 @@ void JsonPipeline::encode_words(Workspace& work, Encoding& result) const {
       }
       result.spans.push_back(span);
       if (!post_processor_.trims.empty()) {
-        work.outer_spaces.push_back(spaces_around(model_->vocabulary().token(token.id)));
+        add_outer_spaces(model_->vocabulary().token(token.id), work);
       }
     }
   }
+}
+
+void JsonPipeline::add_outer_spaces(std::string_view token, Workspace& work) const {
+  work.allowance.spend(token.size(), file_.name);
+  work.outer_spaces.push_back(spaces_around(token));
 }
 
 Encoding JsonPipeline::surround(Encoding first, std::optional<Encoding> second,
@@ -211,11 +226,17 @@ std::string JsonPipeline::decode(std::span<const std::int64_t> ids,
                                  const DecodeOptions& options) const {
   std::vector<std::string> tokens;
   tokens.reserve(ids.size());
+  std::size_t bytes = 0;
   for (const std::int64_t id : ids) {
-    if (const auto text = written(id, options)) tokens.emplace_back(*text);
+    const auto text = written(id, options);
+    if (!text) continue;
+    bytes += text->size() + 1;
+    check_decoded(bytes, ids.size(), file_.name);
+    tokens.emplace_back(*text);
   }
   if (decoder_) {
-    decoder_->apply(tokens);
+    Allowance allowance(bytes);
+    decoder_->apply(tokens, allowance);
   } else {
     for (std::size_t i = 1; i < tokens.size(); ++i) tokens[i].insert(0, 1, ' ');
   }

@@ -43,6 +43,7 @@ class JsonPipeline final : public Tokenizer::Pipeline {
   void encode_segment(std::string_view text, std::size_t offset, Workspace& work,
                       Encoding& result) const;
   void encode_words(Workspace& work, Encoding& result) const;
+  void add_outer_spaces(std::string_view token, Workspace& work) const;
   // How a token reads before the decoder; none where it is left out.
   std::optional<std::string_view> written(std::int64_t id, const DecodeOptions& options) const;
 

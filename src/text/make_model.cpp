@@ -11,7 +11,7 @@ namespace qkv::text {
 namespace {
 
 Vocabulary make_vocabulary(const TokenizerFile& file) {
-  Vocabulary vocabulary;
+  Vocabulary vocabulary(file.name);
   std::size_t bytes = 0;
   for (const auto& entry : file.vocabulary) bytes += entry.token.size();
   vocabulary.reserve(file.vocabulary.size(), bytes);

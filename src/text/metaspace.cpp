@@ -13,7 +13,7 @@ class Metaspace final : public PreTokenizer {
  public:
   explicit Metaspace(MetaspaceOptions options) : options_(std::move(options)) {}
 
-  void apply(Words& words, Words& spare) const override {
+  void cut(Words& words, Words& spare, Allowance& /*allowance*/) const override {
     spare.parts.clear();
     spare.text.clear();
     spare.text.tracked = words.text.tracked;

@@ -17,7 +17,7 @@ template <class F>
 class Rewrite final : public Normalizer {
  public:
   explicit Rewrite(F f) : f_(std::move(f)) {}
-  void apply(AlignedText& text, AlignedText& spare) const override {
+  void rewrite(AlignedText& text, AlignedText& spare, Allowance& /*allowance*/) const override {
     Rewriter out(text, spare);
     for (std::size_t i = 0; i < text.text.size();) {
       const CodePoint c = utf8_at(text.text, i);
@@ -62,7 +62,7 @@ void put_bytes(char32_t c, Rewriter& out) {
 class Form final : public Normalizer {
  public:
   explicit Form(NormalForm form) : form_(form) {}
-  void apply(AlignedText& text, AlignedText& spare) const override {
+  void rewrite(AlignedText& text, AlignedText& spare, Allowance& /*allowance*/) const override {
     if (is_ascii(text.text)) return;
     normalize(form_, text, spare);
     std::swap(text, spare);
@@ -75,7 +75,7 @@ class Form final : public Normalizer {
 class Strip final : public Normalizer {
  public:
   Strip(bool left, bool right) : left_(left), right_(right) {}
-  void apply(AlignedText& text, AlignedText& spare) const override {
+  void rewrite(AlignedText& text, AlignedText& spare, Allowance& /*allowance*/) const override {
     std::size_t begin = 0, end = text.text.size();
     while (left_ && begin < end && is_space(utf8_at(text.text, begin).value)) {
       begin += utf8_size(text.text[begin]);
@@ -99,8 +99,9 @@ class Strip final : public Normalizer {
 class Prepend final : public Normalizer {
  public:
   explicit Prepend(std::string text) : text_(std::move(text)) {}
-  void apply(AlignedText& text, AlignedText& spare) const override {
+  void rewrite(AlignedText& text, AlignedText& spare, Allowance& allowance) const override {
     if (text.text.empty()) return;
+    allowance.check_bytes(text.text.size() + text_.size(), where());
     spare.clear();
     spare.tracked = text.tracked;
     spare.append(text_, text.tracked ? text.from.front() : Origin{});
@@ -116,11 +117,13 @@ class Replace final : public Normalizer {
  public:
   Replace(Pattern pattern, std::string content)
       : pattern_(std::move(pattern)), content_(std::move(content)) {}
-  void apply(AlignedText& text, AlignedText& spare) const override {
+  void rewrite(AlignedText& text, AlignedText& spare, Allowance& allowance) const override {
     std::size_t kept = 0;
     spare.clear();
     spare.tracked = text.tracked;
-    pattern_.each_match(text.text, [&](std::size_t begin, std::size_t end) {
+    Pattern::Finder finder(pattern_, allowance);
+    finder.each_match(text.text, [&](std::size_t begin, std::size_t end) {
+      allowance.check_bytes(spare.text.size() + (begin - kept) + content_.size(), where());
       spare.append(text, kept, begin);
       spare.append(content_, text.tracked && end > 0 ? text.from[end - 1] : Origin{});
       kept = end;
@@ -137,8 +140,8 @@ class Replace final : public Normalizer {
 class NormalizerSequence final : public Normalizer {
  public:
   explicit NormalizerSequence(std::vector<NormalizerPtr> steps) : steps_(std::move(steps)) {}
-  void apply(AlignedText& text, AlignedText& spare) const override {
-    for (const NormalizerPtr& step : steps_) step->apply(text, spare);
+  void rewrite(AlignedText& text, AlignedText& spare, Allowance& allowance) const override {
+    for (const NormalizerPtr& step : steps_) step->apply(text, spare, allowance);
   }
 
  private:
@@ -151,9 +154,7 @@ NormalizerPtr make_normalizer_sequence(const Config& config) {
   return std::make_unique<NormalizerSequence>(std::move(steps));
 }
 
-}  // namespace
-
-NormalizerPtr make_normalizer(const Config& config) {
+NormalizerPtr make_normalizer_unplaced(const Config& config) {
   if (auto bert = make_bert_normalizer(config)) return bert;
   if (auto charsmap = make_charsmap_normalizer(config)) return charsmap;
   const std::string type = config.text("type");
@@ -180,6 +181,14 @@ NormalizerPtr make_normalizer(const Config& config) {
       "{}: '{}' is not supported; supported are BertNormalizer, NFC, NFD, NFKC, NFKD, Lowercase, "
       "StripAccents, Strip, Replace, Prepend, Precompiled, Nmt, ByteLevel and Sequence",
       config.where("type"), shown_name(type));
+}
+
+}  // namespace
+
+NormalizerPtr make_normalizer(const Config& config) {
+  NormalizerPtr made = make_normalizer_unplaced(config);
+  made->set_where(config.where("type"));
+  return made;
 }
 
 }  // namespace qkv::text

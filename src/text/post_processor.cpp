@@ -1,5 +1,7 @@
 #include "text/post_processor.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 #include "io/shown.h"
 
@@ -8,6 +10,7 @@ namespace {
 
 using What = TemplateItem::What;
 constexpr std::int64_t kLargestType = 1'000'000;
+constexpr std::size_t kMostAdded = 1024;
 
 std::vector<TokenId> ids_in(const Config& config, const std::string& key) {
   std::vector<TokenId> ids;
@@ -19,6 +22,7 @@ std::vector<TokenId> ids_in(const Config& config, const std::string& key) {
 
 Template read_template(const Config& config, const std::string& key) {
   Template result;
+  std::size_t added = 0;
   for (const Config& entry : config.objects(key)) {
     const bool sequence = entry.has("Sequence");
     check(sequence || entry.has("SpecialToken"), "{} must hold Sequence or SpecialToken",
@@ -34,6 +38,9 @@ Template read_template(const Config& config, const std::string& key) {
     } else {
       item.what = What::special;
       item.ids = ids_in(config.object("special_tokens").object(id), "ids");
+      added += 1 + item.ids.size();
+      check(added <= kMostAdded, "{}: a template that adds more than {} tokens is not supported",
+            config.where(key), kMostAdded);
     }
     result.push_back(std::move(item));
   }
@@ -41,12 +48,11 @@ Template read_template(const Config& config, const std::string& key) {
 }
 
 void check_template(const Template& items, bool pair, const std::string& where) {
-  bool first = false, second = false;
-  for (const TemplateItem& item : items) {
-    first = first || item.what == What::first;
-    second = second || item.what == What::second;
-  }
-  check(pair ? first && second : !second, "{} must use {}", where,
+  const auto first = std::ranges::count(items, What::first, &TemplateItem::what);
+  const auto second = std::ranges::count(items, What::second, &TemplateItem::what);
+  // A text that comes twice would not be cut to max_tokens.
+  check(first <= 1 && second <= 1, "{} must use a text only once", where);
+  check(pair ? first == 1 && second == 1 : second == 0, "{} must use {}", where,
         pair ? "both A and B" : "A and not B");
 }
 

@@ -47,7 +47,7 @@ template <class F>
 class AtCharacters final : public PreTokenizer {
  public:
   AtCharacters(F f, SplitBehavior behavior) : f_(std::move(f)), behavior_(behavior) {}
-  void apply(Words& words, Words& spare) const override {
+  void cut(Words& words, Words& spare, Allowance& /*allowance*/) const override {
     cut_parts(words, spare, behavior_, [&](std::string_view text, std::vector<Piece>& pieces) {
       cut_at_characters(text, pieces, f_);
     });
@@ -66,7 +66,7 @@ PreTokenizerPtr at_characters(F f, SplitBehavior behavior) {
 // Words between spaces, punctuation apart.
 class Bert final : public PreTokenizer {
  public:
-  void apply(Words& words, Words& spare) const override {
+  void cut(Words& words, Words& spare, Allowance& /*allowance*/) const override {
     const std::string& text = words.text.text;
     spare.parts.clear();
     for (const Part& part : words.parts) {
@@ -91,7 +91,7 @@ class Bert final : public PreTokenizer {
 // Runs of word characters and runs of what is neither that nor space.
 class Whitespace final : public PreTokenizer {
  public:
-  void apply(Words& words, Words& spare) const override {
+  void cut(Words& words, Words& spare, Allowance& /*allowance*/) const override {
     cut_parts(words, spare, SplitBehavior::removed, [](std::string_view text, auto& pieces) {
       // ZERO WIDTH (NON-)JOINER is a word character here, though not in Oniguruma.
       const auto kind = [](char32_t c) {
@@ -112,10 +112,11 @@ class Split final : public PreTokenizer {
  public:
   Split(Pattern pattern, SplitBehavior behavior, bool invert)
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
-  void apply(Words& words, Words& spare) const override {
+  void cut(Words& words, Words& spare, Allowance& allowance) const override {
+    Pattern::Finder finder(pattern_, allowance);
     cut_parts(words, spare, behavior_, [&](std::string_view text, std::vector<Piece>& pieces) {
       std::size_t kept = 0;
-      pattern_.each_match(text, [&](std::size_t begin, std::size_t end) {
+      finder.each_match(text, [&](std::size_t begin, std::size_t end) {
         if (kept != begin) pieces.push_back({{kept, begin}, invert_});
         pieces.push_back({{begin, end}, !invert_});
         kept = end;
@@ -133,7 +134,7 @@ class Split final : public PreTokenizer {
 class FixedLength final : public PreTokenizer {
  public:
   explicit FixedLength(std::int64_t length) : length_(length) {}
-  void apply(Words& words, Words& spare) const override {
+  void cut(Words& words, Words& spare, Allowance& /*allowance*/) const override {
     spare.parts.clear();
     for (const Part& part : words.parts) {
       for (std::size_t i = part.begin; i < part.end;) {
@@ -154,8 +155,8 @@ class FixedLength final : public PreTokenizer {
 class PreTokenizerSequence final : public PreTokenizer {
  public:
   explicit PreTokenizerSequence(std::vector<PreTokenizerPtr> steps) : steps_(std::move(steps)) {}
-  void apply(Words& words, Words& spare) const override {
-    for (const PreTokenizerPtr& step : steps_) step->apply(words, spare);
+  void cut(Words& words, Words& spare, Allowance& allowance) const override {
+    for (const PreTokenizerPtr& step : steps_) step->apply(words, spare, allowance);
   }
 
  private:
@@ -180,9 +181,8 @@ char32_t one_character(const Config& config, const std::string& key) {
   return utf8_at(text, 0).value;
 }
 
-}  // namespace
-
-PreTokenizerPtr make_pre_tokenizer(const Config& config, const PreTokenizerOptions& options) {
+PreTokenizerPtr make_pre_tokenizer_unplaced(const Config& config,
+                                            const PreTokenizerOptions& options) {
   if (auto bytes = make_byte_level(config, options)) return bytes;
   if (auto metaspace = make_metaspace(config)) return metaspace;
   const std::string type = config.text("type");
@@ -215,6 +215,14 @@ PreTokenizerPtr make_pre_tokenizer(const Config& config, const PreTokenizerOptio
       "Whitespace, WhitespaceSplit, Split, Digits, Punctuation, CharDelimiterSplit, FixedLength "
       "and Sequence",
       config.where("type"), shown_name(type));
+}
+
+}  // namespace
+
+PreTokenizerPtr make_pre_tokenizer(const Config& config, const PreTokenizerOptions& options) {
+  PreTokenizerPtr made = make_pre_tokenizer_unplaced(config, options);
+  made->set_where(config.where("type"));
+  return made;
 }
 
 bool ends_with_byte_level(const Config& config) {

@@ -5,17 +5,26 @@
 #include <string>
 
 #include "io/json.h"
+#include "text/allowance.h"
+#include "text/component.h"
 #include "text/split.h"
 
 namespace qkv::text {
 
-class PreTokenizer {
+class PreTokenizer : public Component {
  public:
-  virtual ~PreTokenizer() = default;
-  // Cuts the parts further, or rewrites text and parts; `spare` is memory to work in.
-  virtual void apply(Words& words, Words& spare) const = 0;
+  // Cuts the parts further, or rewrites text and parts; `spare` is memory to work in. Throws Error
+  // that names the component when that takes more work or text than is allowed.
+  void apply(Words& words, Words& spare, Allowance& allowance) const {
+    allowance.spend(kStepsOfComponent + words.text.text.size() + words.parts.size(), where());
+    cut(words, spare, allowance);
+    allowance.check_bytes(words.text.text.size(), where());
+  }
+
+ protected:
+  virtual void cut(Words& words, Words& spare, Allowance& allowance) const = 0;
 };
-using PreTokenizerPtr = std::unique_ptr<const PreTokenizer>;
+using PreTokenizerPtr = std::unique_ptr<PreTokenizer>;
 
 struct PreTokenizerOptions {
   // Leave to the model what ByteLevel does last: writing bytes as characters.

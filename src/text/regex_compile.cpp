@@ -1,44 +1,29 @@
 // From the text of a pattern to steps.
-#include <limits>
+#include <algorithm>
 #include <memory>
 #include <optional>
 
 #include "core/check.h"
 #include "io/shown.h"
 #include "text/regex.h"
+#include "text/regex_block.h"
 #include "text/utf8.h"
 
 namespace qkv::text {
 namespace {
 
 using Op = RegexStep::Op;
-constexpr std::uint32_t kUnlimited = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint32_t kMostRepeats = 1000;
 constexpr std::size_t kMostSteps = 20'000;
 constexpr int kDeepestGroups = 50;
-
-// Steps that belong together, addressed from their own beginning.
-struct Block {
-  std::vector<RegexStep> steps;
-  bool can_be_empty = true;
-
-  void append(const Block& other) {
-    const auto base = static_cast<std::uint32_t>(steps.size());
-    for (RegexStep step : other.steps) {
-      if (step.op == Op::split || step.op == Op::jump || step.op == Op::look ||
-          step.op == Op::atomic) {
-        step.a += base;
-      }
-      if (step.op == Op::split) step.b += base;
-      steps.push_back(step);
-    }
-  }
-  std::uint32_t size() const { return static_cast<std::uint32_t>(steps.size()); }
-};
+constexpr std::size_t kLongestPattern = std::size_t{64} << 10;
+constexpr std::size_t kMostSets = 64;  // negated ones inside of another
 
 class Compiler {
  public:
   Compiler(std::string_view pattern, const std::string& where) : pattern_(pattern), where_(where) {
+    check(pattern.size() <= kLongestPattern, "{}: a pattern of {} bytes, at most {} are supported",
+          where, pattern.size(), kLongestPattern);
     check(is_valid_utf8(pattern), "{}: a pattern must be UTF-8", where);
   }
 
@@ -48,6 +33,9 @@ class Compiler {
     piece.steps.push_back({});
     for (CharClass& set : program_.classes) set.finish();
     program_.steps = std::move(piece.steps);
+    for (RegexStep& step : program_.steps) {
+      if (step.op == Op::split || step.op == Op::run) step.slot = program_.slots++;
+    }
     return std::move(program_);
   }
 
@@ -74,22 +62,16 @@ class Compiler {
     check(++depth_ <= kDeepestGroups, "{}: more than {} groups inside of each other", where_,
           kDeepestGroups);
     const bool outer_case = ignore_case_;
-    Block result = sequence();
+    std::vector<Block> choices{sequence()};
+    std::size_t total = choices[0].steps.size();
     while (take("|")) {
-      Block other = sequence();
-      // split first, other; first; jump to the end; other
-      Block both;
-      both.steps.push_back({.op = Op::split, .a = 1, .b = result.size() + 2});
-      both.append(result);
-      both.steps.push_back({.op = Op::jump, .a = result.size() + 2 + other.size()});
-      both.append(other);
-      both.can_be_empty = result.can_be_empty || other.can_be_empty;
-      result = std::move(both);
-      check(result.steps.size() <= kMostSteps, "{}: the pattern is too large", where_);
+      choices.push_back(sequence());
+      total += choices.back().steps.size() + 2;
+      check(total <= kMostSteps, "{}: the pattern is too large", where_);
     }
     ignore_case_ = outer_case;
     --depth_;
-    return result;
+    return choice_of(choices);
   }
 
   Block sequence() {
@@ -103,11 +85,6 @@ class Compiler {
     return result;
   }
 
-  struct Repeat {
-    std::uint32_t least = 1, most = 1;
-    Greed greed = Greed::greedy;
-  };
-
   std::optional<std::uint32_t> number() {
     std::optional<std::uint32_t> value;
     while (!done() && pattern_[at_] >= '0' && pattern_[at_] <= '9') {
@@ -117,13 +94,13 @@ class Compiler {
     return value;
   }
 
-  std::optional<Repeat> repetition() {
-    Repeat repeat;
+  std::optional<Repetition> repetition() {
+    Repetition repeat;
     bool braces = false;
     if (take("*")) {
-      repeat = {0, kUnlimited};
+      repeat = {0, RegexStep::kUnlimited};
     } else if (take("+")) {
-      repeat = {1, kUnlimited};
+      repeat = {1, RegexStep::kUnlimited};
     } else if (take("?")) {
       repeat = {0, 1};
     } else if (starts("{")) {
@@ -136,7 +113,7 @@ class Compiler {
         return {};
       }
       braces = true;
-      repeat = {least.value_or(0), most ? *most : kUnlimited};
+      repeat = {least.value_or(0), most ? *most : RegexStep::kUnlimited};
       check(repeat.least <= repeat.most, "{}: a repetition of at least {} and at most {}", where_,
             repeat.least, repeat.most);
     } else {
@@ -153,64 +130,18 @@ class Compiler {
 
   Block repeated() {
     Block piece = atom();
-    while (const auto repeat = repetition()) {
-      piece = repeat_piece(piece, *repeat);
+    for (int repeats = 0; const auto repeat = repetition();) {
+      check(++repeats <= kDeepestGroups, "{}: more than {} repetitions of each other", where_,
+            kDeepestGroups);
+      const bool unlimited = repeat->most == RegexStep::kUnlimited;
+      if (unlimited && piece.can_be_empty) unsupported("repeating what may be empty");
+      const std::size_t copies = unlimited ? repeat->least + 1 : repeat->most;
+      check(is_run(piece, *repeat) || copies * (piece.steps.size() + 2) <= kMostSteps,
+            "{}: the pattern is too large", where_);
+      piece = repeated_block(piece, *repeat);
       check(piece.steps.size() <= kMostSteps, "{}: the pattern is too large", where_);
     }
     return piece;
-  }
-
-  Block repeat_piece(const Block& piece, const Repeat& repeat) {
-    Block result;
-    result.can_be_empty = repeat.least == 0 || piece.can_be_empty;
-    if (piece.steps.size() == 1 && piece.steps[0].op == Op::one && repeat.greed != Greed::lazy) {
-      RegexStep run = piece.steps[0];
-      run.op = Op::run;
-      run.greed = repeat.greed;
-      run.least = repeat.least;
-      run.most = repeat.most;
-      result.steps.push_back(run);
-      return result;
-    }
-    if (repeat.most == kUnlimited && piece.can_be_empty) {
-      unsupported("repeating what may be empty");
-    }
-    const std::size_t copies = repeat.most == kUnlimited ? repeat.least + 1 : repeat.most;
-    check(copies * (piece.steps.size() + 2) <= kMostSteps, "{}: the pattern is too large", where_);
-    Block body;
-    for (std::uint32_t i = 0; i < repeat.least; ++i) body.append(piece);
-    const bool lazy = repeat.greed == Greed::lazy;
-    const auto branch = [&](std::uint32_t inside, std::uint32_t after) {
-      return RegexStep{.op = Op::split, .a = lazy ? after : inside, .b = lazy ? inside : after};
-    };
-    if (repeat.most == kUnlimited) {
-      const std::uint32_t start = body.size();
-      body.steps.push_back(branch(start + 1, start + 2 + piece.size()));
-      body.append(piece);
-      body.steps.push_back({.op = Op::jump, .a = start});
-    } else {
-      const std::uint32_t optional = repeat.most - repeat.least;
-      const std::uint32_t end = body.size() + optional * (piece.size() + 1);
-      for (std::uint32_t i = 0; i < optional; ++i) {
-        body.steps.push_back(branch(body.size() + 1, end));
-        body.append(piece);
-      }
-    }
-    if (repeat.greed != Greed::possessive) {
-      result.steps = std::move(body.steps);
-      return result;
-    }
-    return enclosed(Op::atomic, 0, body, result.can_be_empty);
-  }
-
-  // op, the steps, accept; and on behind them.
-  static Block enclosed(Op op, std::uint32_t b, const Block& inside, bool can_be_empty) {
-    Block result;
-    result.steps.push_back({.op = op, .a = inside.size() + 2, .b = b});
-    result.append(inside);
-    result.steps.push_back({});
-    result.can_be_empty = can_be_empty;
-    return result;
   }
 
   Block single(Op op, std::uint32_t b = 0) {
@@ -392,6 +323,8 @@ class Compiler {
       if (starts("&&")) unsupported("an intersection of sets");
       if (take("[")) {
         set.add(bracket());
+        check(set.sets() <= kMostSets, "{}: more than {} negated sets inside of each other", where_,
+              kMostSets);
         continue;
       }
       if (take("\\")) {

@@ -16,7 +16,7 @@ using Type = SentencePieceModel::Type;
 class BpeEncoder final : public SentencePieceEncoder {
  public:
   BpeEncoder(const SentencePieceModel& model, const PieceTable& pieces)
-      : SentencePieceEncoder(model, pieces, true), user_defined_(model) {
+      : SentencePieceEncoder(model, pieces, true), user_defined_(model), symbols_(model.name) {
     add_symbols(model);
     add_rules(model);
     for (const auto& piece : model.pieces) {
@@ -68,7 +68,7 @@ class BpeEncoder final : public SentencePieceEncoder {
         if (right != kNoToken) rules.push_back({left, right, rank, id});
       }
     }
-    merges_.reserve(rules.size());
+    merges_.reserve(rules.size(), model.name);
     for (const auto& rule : rules) merges_.put(rule);
   }
 
@@ -76,7 +76,11 @@ class BpeEncoder final : public SentencePieceEncoder {
                    std::vector<Token>& tokens) const override {
     work.symbols.clear();
     for (std::size_t i = 0; i < word.size();) {
-      std::size_t size = user_defined_.longest(word.substr(i));
+      std::size_t size = 0, looked = 0;
+      if (!user_defined_.empty()) {
+        size = user_defined_.longest(word.substr(i), looked);
+        work.allowance.spend(looked, where());
+      }
       const TokenId frozen = size > 0 ? kFrozen : 0;
       if (size == 0) size = utf8_size(word[i]);
       const TokenId id = symbols_.find(word.substr(i, size));
@@ -92,7 +96,9 @@ class BpeEncoder final : public SentencePieceEncoder {
     }
   }
 
-  static constexpr std::size_t kLongestPiece = 4096;  // finding the pairs of a piece is quadratic
+  // Finding the pairs of a piece is quadratic; sentencepiece trains none of more than 512
+  // characters.
+  static constexpr std::size_t kLongestPiece = 2048;
 
   UserDefined user_defined_;
   Vocabulary symbols_;

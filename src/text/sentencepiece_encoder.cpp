@@ -17,7 +17,7 @@ std::size_t word_end(std::string_view text, std::size_t at) {
 
 SentencePieceEncoder::SentencePieceEncoder(const SentencePieceModel& model,
                                            const PieceTable& pieces, bool by_words)
-    : unknown_(pieces.unknown) {
+    : unknown_(pieces.unknown), where_(model.name) {
   // A space must be a piece, or an unknown one would belong to the run of unknown before it.
   splits_words_ = by_words && pieces.ordinary.find(kMetaspace) != kNoToken &&
                   std::ranges::all_of(model.pieces, [](const SentencePieceModel::Piece& piece) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -38,12 +39,14 @@ class SentencePieceEncoder {
   virtual void encode_word(std::string_view word, std::uint32_t offset, Workspace& work,
                            std::vector<Token>& tokens) const = 0;
   TokenId unknown() const { return unknown_; }
+  const std::string& where() const { return where_; }  // the file, for messages
 
  private:
   void encode_cached(std::string_view word, std::uint32_t offset, Workspace& work,
                      std::vector<Token>& tokens) const;
 
   TokenId unknown_;
+  std::string where_;
   bool splits_words_ = false;  // no piece reaches from a word into the space after it
 };
 

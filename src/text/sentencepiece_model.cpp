@@ -154,7 +154,7 @@ SentencePieceModel SentencePieceModel::parse(std::string_view bytes, const std::
   Parser(model).parse(bytes);
   return model;
 } catch (const std::bad_alloc&) {
-  fail("{}: out of memory", name);
+  fail<OutOfMemory>("{}: out of memory", name);
 }
 
 }  // namespace qkv::text

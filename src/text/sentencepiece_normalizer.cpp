@@ -13,11 +13,12 @@ UserDefined::UserDefined(const SentencePieceModel& model) {
   if (!keys.empty()) trie_ = ByteTrie(std::move(keys));
 }
 
-std::size_t UserDefined::longest(std::string_view text) const {
+std::size_t UserDefined::longest(std::string_view text, std::size_t& looked) const {
   if (empty()) return 0;
   std::size_t size = 0;
   std::uint32_t node = ByteTrie::kRoot;
   for (std::size_t i = 0; i < text.size(); ++i) {
+    ++looked;
     node = trie_.step(node, static_cast<unsigned char>(text[i]));
     if (node == ByteTrie::kNone) break;
     if (trie_.value(node) != ByteTrie::kNone) size = i + 1;
@@ -27,7 +28,8 @@ std::size_t UserDefined::longest(std::string_view text) const {
 
 SentencePieceNormalizer::SentencePieceNormalizer(
     const SentencePieceModel& model, const SentencePieceModel::Normalization& normalization)
-    : rules_(normalization.charsmap, model.name + ": precompiled_charsmap"),
+    : where_(model.name + ": precompiled_charsmap"),
+      rules_(normalization.charsmap, where_),
       user_defined_(&normalization == &model.normalizer ? UserDefined(model) : UserDefined()),
       add_dummy_prefix_(normalization.add_dummy_prefix),
       remove_extra_spaces_(normalization.remove_extra_spaces),
@@ -35,20 +37,31 @@ SentencePieceNormalizer::SentencePieceNormalizer(
       space_(normalization.escape_spaces ? kMetaspace : " ") {}
 
 // What the beginning of the text becomes: a user's string, what a rule says, or a character.
-SentencePieceNormalizer::Prefix SentencePieceNormalizer::prefix(std::string_view text) const {
-  if (const std::size_t size = user_defined_.longest(text)) return {text.substr(0, size), size};
-  if (const auto rule = rules_.longest(text); rule.size > 0) return {rule.replacement, rule.size};
+SentencePieceNormalizer::Prefix SentencePieceNormalizer::prefix(std::string_view text,
+                                                                Allowance& allowance) const {
+  if (user_defined_.empty() && rules_.empty()) {
+    const std::size_t size = utf8_size(text[0]);
+    return {text.substr(0, size), size};
+  }
+  std::size_t looked = 0;
+  if (const std::size_t size = user_defined_.longest(text, looked)) {
+    allowance.spend(looked, where_);
+    return {text.substr(0, size), size};
+  }
+  const Charsmap::Rule rule = rules_.longest(text, looked);
+  allowance.spend(looked + rule.replacement.size(), where_);
+  if (rule.size > 0) return {rule.replacement, rule.size};
   const std::size_t size = utf8_size(text[0]);
   return {text.substr(0, size), size};
 }
 
-void SentencePieceNormalizer::apply(std::string_view text, bool origins,
-                                    NormalizedText& result) const {
+void SentencePieceNormalizer::apply(std::string_view text, bool origins, NormalizedText& result,
+                                    Allowance& allowance) const {
   result.text.clear();
   result.from.clear();
   std::size_t consumed = 0;
   while (remove_extra_spaces_ && consumed < text.size()) {
-    const Prefix next = prefix(text.substr(consumed));
+    const Prefix next = prefix(text.substr(consumed), allowance);
     if (next.normalized != " ") break;
     consumed += next.size;
   }
@@ -71,9 +84,12 @@ void SentencePieceNormalizer::apply(std::string_view text, bool origins,
       after_space = false;
       continue;
     }
-    const Prefix next = prefix(text.substr(consumed));
+    const Prefix next = prefix(text.substr(consumed), allowance);
     std::string_view normalized = next.normalized;
     while (after_space && normalized.starts_with(' ')) normalized.remove_prefix(1);
+    if (normalized.size() > next.size) {
+      allowance.check_bytes(result.text.size() + normalized.size() * space_.size(), where_);
+    }
     if (!normalized.empty()) {
       after_space = remove_extra_spaces_ && normalized.ends_with(' ');
       while (!normalized.empty()) {

@@ -14,7 +14,8 @@ namespace qkv::text {
 
 using Type = SentencePieceModel::Type;
 
-PieceTable::PieceTable(const SentencePieceModel& model) {
+PieceTable::PieceTable(const SentencePieceModel& model)
+    : ordinary(model.name), reserved(model.name) {
   for (TokenId id = 0; id < model.pieces.size(); ++id) {
     const auto& piece = model.pieces[id];
     const bool is_ordinary = piece.type == Type::normal || piece.type == Type::user_defined ||
@@ -68,7 +69,9 @@ void SentencePiecePipeline::encode(std::string_view text, bool spans, Encoding& 
   const WorkspacePool::Loan loan(workspaces_);
   Workspace& work = *loan;
   NormalizedText normalized;
-  normalizer_.apply(repair ? std::string_view(given.text) : text, spans, normalized);
+  work.allowance = Allowance(text.size());
+  normalizer_.apply(repair ? std::string_view(given.text) : text, spans, normalized,
+                    work.allowance);
   work.tokens.clear();
   encoder_->encode(normalized.text, spans, work, work.tokens);
   bool after_unknown = false;
@@ -164,12 +167,15 @@ std::string SentencePiecePipeline::decode(std::span<const std::int64_t> ids,
     }
     flush();
     if (took_space || !text.empty()) at_start = false;
+    check_decoded(text.size() + piece(id).text.size() + model_.unknown_surface.size(), ids.size(),
+                  model_.name);
     text += surface(id, at_start, options, took_space);
   }
   flush();
   if (model_.denormalizer.charsmap.empty()) return text;
   NormalizedText denormalized;
-  denormalizer_.apply(text, false, denormalized);
+  Allowance allowance(text.size());
+  denormalizer_.apply(text, false, denormalized, allowance);
   return denormalized.text;
 }
 

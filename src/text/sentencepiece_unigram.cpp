@@ -41,7 +41,7 @@ class UnigramEncoder final : public SentencePieceEncoder {
  private:
   void encode_word(std::string_view text, std::uint32_t offset, Workspace& work,
                    std::vector<Token>& tokens) const override {
-    find_best(text, work.best);
+    find_best(text, work);
     const auto first = static_cast<std::ptrdiff_t>(tokens.size());
     for (auto end = static_cast<std::uint32_t>(text.size()); end > 0;) {
       const Workspace::Best& best = work.best[end];
@@ -51,7 +51,8 @@ class UnigramEncoder final : public SentencePieceEncoder {
     std::reverse(tokens.begin() + first, tokens.end());
   }
 
-  void find_best(std::string_view text, std::vector<Workspace::Best>& best) const {
+  void find_best(std::string_view text, Workspace& work) const {
+    std::vector<Workspace::Best>& best = work.best;
     best.assign(text.size() + 1, {});
     const auto reach = [&](std::size_t end, float score, TokenId id, std::size_t begin) {
       Workspace::Best& target = best[end];
@@ -60,12 +61,17 @@ class UnigramEncoder final : public SentencePieceEncoder {
       target = {score, id, static_cast<std::uint32_t>(begin)};
     };
     for (std::size_t begin = 0; begin < text.size();) {
-      if (best[begin].score < kLowestSum) begin_anew(best, begin);
+      if (best[begin].score < kLowestSum) {
+        const std::size_t end = std::min(best.size(), begin + longest_ + 1);
+        work.allowance.spend(end - begin, where());
+        begin_anew(best, begin, end);
+      }
       const auto score = static_cast<float>(best[begin].score);
       const std::size_t next = begin + utf8_size(text[begin]);
       bool has_single = false;
       std::uint32_t node = ByteTrie::kRoot;
-      for (std::size_t i = begin; i < text.size(); ++i) {
+      std::size_t i = begin;
+      for (; i < text.size(); ++i) {
         node = trie_.step(node, static_cast<unsigned char>(text[i]));
         if (node == ByteTrie::kNone) break;
         const std::uint32_t id = trie_.value(node);
@@ -73,15 +79,15 @@ class UnigramEncoder final : public SentencePieceEncoder {
         reach(i + 1, score + scores_[id], id, begin);
         has_single = has_single || i + 1 == next;
       }
+      work.allowance.spend(i - begin, where());
       if (!has_single) reach(next, score + unknown_score_, unknown(), begin);
       begin = next;
     }
   }
 
   // Sums from here on are differences to the one at `at`.
-  void begin_anew(std::vector<Workspace::Best>& best, std::size_t at) const {
+  static void begin_anew(std::vector<Workspace::Best>& best, std::size_t at, std::size_t end) {
     const auto base = static_cast<float>(best[at].score);
-    const std::size_t end = std::min(best.size(), at + longest_ + 1);
     for (std::size_t i = at; i < end; ++i) {
       if (i == at || best[i].begin != Workspace::kUnreached) {
         best[i].score = static_cast<float>(best[i].score) - base;

@@ -84,6 +84,10 @@ Encoding Tokenizer::encode_pair(std::string_view first, std::string_view second,
 
 std::string Tokenizer::decode(std::span<const std::int64_t> ids,
                               const DecodeOptions& options) const {
+  for (const std::int64_t id : ids) {
+    check(id >= 0 && (options.skip_out_of_range || id < pipeline_->size()),
+          "decode: there is no id {}, ids are 0 to {}", id, pipeline_->size() - 1);
+  }
   return pipeline_->decode(ids, options);
 }
 

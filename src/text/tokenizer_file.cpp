@@ -2,6 +2,7 @@
 
 #include <new>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/check.h"
 #include "io/file.h"
@@ -15,6 +16,7 @@ using Json = nlohmann::ordered_json;
 constexpr std::size_t kDeepestValues = 64;
 // Of the settings, written out; Config has bounds of its own.
 constexpr std::size_t kLargestSettings = std::size_t{15} << 20;
+constexpr std::size_t kMostKeys = 4096;  // to_json looks through all of an object for each of them
 
 // Hears the file event by event. Vocabulary and merges go into their lists, everything else is
 // written down again as JSON for Config.
@@ -57,6 +59,8 @@ class Reader final : public nlohmann::json_sax<Json> {
     }
     check(place_ == Place::settings, "{}: model.merges must be a list", file_.name);
     key_ = text;
+    check(++keys_.back() <= kMostKeys, "{}: more than {} keys in an object beside the vocabulary",
+          file_.name, kMostKeys);
     return true;
   }
 
@@ -112,8 +116,9 @@ class Reader final : public nlohmann::json_sax<Json> {
   bool open(char begin, char end) {
     separate();
     file_.settings += begin;
-    path_.push_back(key_);
+    path_.push_back(std::exchange(key_, {}));  // a copy for each element would be quadratic
     ends_.push_back(end);
+    keys_.push_back(0);
     fresh_ = true;
     return true;
   }
@@ -130,7 +135,8 @@ class Reader final : public nlohmann::json_sax<Json> {
     --depth_;
     file_.settings += ends_.back();
     ends_.pop_back();
-    key_ = path_.back();
+    keys_.pop_back();
+    key_ = std::move(path_.back());
     path_.pop_back();
     fresh_ = false;
     return true;
@@ -204,6 +210,7 @@ class Reader final : public nlohmann::json_sax<Json> {
   std::string key_;                   // the last one
   std::vector<std::string> path_;     // the keys of what is open
   std::vector<char> ends_;            // the brackets that close what is open
+  std::vector<std::size_t> keys_;     // how many it has so far
   std::vector<std::string> strings_;  // of an entry of a list
   double number_ = 0;
 };
@@ -226,7 +233,7 @@ TokenizerFile TokenizerFile::parse(std::string_view text, const std::string& nam
 } catch (const Json::exception&) {
   fail("{}: a number is out of range", name);
 } catch (const std::bad_alloc&) {
-  fail("{}: out of memory", name);
+  fail<OutOfMemory>("{}: out of memory", name);
 }
 
 TokenizerFile TokenizerFile::from_settings(std::string settings, const std::string& name) {

@@ -6,9 +6,11 @@
 #include <unordered_map>
 
 #include "core/check.h"
+#include "io/shown.h"
 #include "text/gpt2_words.h"
 #include "text/json_pipeline.h"
 #include "text/settings.h"
+#include "text/utf8.h"
 
 namespace qkv {
 namespace {
@@ -32,11 +34,12 @@ class WordFinder {
     text::AlignedText& found = words_.text;
     found.clear();
     found.append_given(line, 0);
+    text::Allowance allowance(line.size());
     words_.parts.clear();
     if (normalizer_) {
-      normalizer_->apply(found, spare_.text);
+      normalizer_->apply(found, spare_.text, allowance);
       words_.parts.push_back({0, found.text.size()});
-      pre_tokenizer_->apply(words_, spare_);
+      pre_tokenizer_->apply(words_, spare_, allowance);
     } else {
       text::append_gpt2_words(found.text, {0, found.text.size()}, words_.parts);
     }
@@ -94,6 +97,10 @@ Tokenizer train_tokenizer(const std::vector<std::string>& files,
                                        resolved.special_tokens.end());
   check(distinct.size() == resolved.special_tokens.size() && !distinct.contains(""),
         "train_tokenizer: special tokens must differ and not be empty");
+  for (const std::string& token : distinct) {
+    check(text::is_valid_utf8(token), "train_tokenizer: special token '{}' is not UTF-8",
+          shown_name(token));
+  }
   const std::vector<CountedWord> words = count_words(files, resolved);
   return Tokenizer(std::make_shared<text::JsonPipeline>(
       is_unigram ? text::train_unigram(words, resolved)

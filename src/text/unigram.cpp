@@ -25,7 +25,8 @@ Unigram::Unigram(Vocabulary vocabulary, std::vector<double> scores, UnigramOptio
   trie_ = ByteTrie(std::move(keys));
 }
 
-void Unigram::find_best(std::string_view word, std::vector<Workspace::Best>& best) const {
+void Unigram::find_best(std::string_view word, Workspace& work) const {
+  std::vector<Workspace::Best>& best = work.best;
   best.assign(word.size() + 1, {});
   const auto reach = [&](std::size_t end, double score, TokenId id, std::size_t begin) {
     Workspace::Best& target = best[end];
@@ -39,7 +40,8 @@ void Unigram::find_best(std::string_view word, std::vector<Workspace::Best>& bes
     const std::size_t next = begin + utf8_size(word[begin]);
     bool has_single = false;
     std::uint32_t node = ByteTrie::kRoot;
-    for (std::size_t i = begin; i < word.size(); ++i) {
+    std::size_t i = begin;
+    for (; i < word.size(); ++i) {
       node = trie_.step(node, static_cast<unsigned char>(word[i]));
       if (node == ByteTrie::kNone) break;
       const std::uint32_t id = trie_.value(node);
@@ -47,6 +49,7 @@ void Unigram::find_best(std::string_view word, std::vector<Workspace::Best>& bes
       reach(i + 1, score + scores_[id], id, begin);
       has_single = has_single || i + 1 == next;
     }
+    work.allowance.spend(i - begin, where_);
     if (!has_single) reach(next, score + unknown_score_, options_.unknown, begin);
     begin = next;
   }
@@ -71,7 +74,7 @@ void Unigram::append_unknown(std::string_view word, std::uint32_t begin, std::ui
 }
 
 void Unigram::work_out(std::string_view word, Workspace& work, std::vector<Token>& tokens) const {
-  find_best(word, work.best);
+  find_best(word, work);
   const auto first = static_cast<std::ptrdiff_t>(tokens.size());
   for (auto end = static_cast<std::uint32_t>(word.size()); end > 0;) {
     std::uint32_t begin = work.best[end].begin;

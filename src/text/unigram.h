@@ -29,7 +29,7 @@ class Unigram final : public CachedModel {
   void work_out(std::string_view word, Workspace& work, std::vector<Token>& tokens) const override;
 
  private:
-  void find_best(std::string_view word, std::vector<Workspace::Best>& best) const;
+  void find_best(std::string_view word, Workspace& work) const;
   void append_unknown(std::string_view word, std::uint32_t begin, std::uint32_t end,
                       std::vector<Token>& tokens) const;
 

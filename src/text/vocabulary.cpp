@@ -23,19 +23,27 @@ void Vocabulary::grow(std::size_t tokens) {
   }
 }
 
+void check_probes(std::size_t passed, const std::string& where) {
+  constexpr std::size_t kMostPassed = 1024;
+  check(passed <= kMostPassed, "{}: tokens or merges are chosen to collide in a hash table", where);
+}
+
 void Vocabulary::insert(TokenId id) {
   const std::string_view token = this->token(id);
-  std::size_t slot = hash_of(token) & (slots_.size() - 1);
+  std::size_t slot = hash_of(token) & (slots_.size() - 1), passed = 0;
   while (slots_[slot] != kNoToken && this->token(slots_[slot]) != token) {
     slot = (slot + 1) & (slots_.size() - 1);
+    check_probes(++passed, where_);
   }
   slots_[slot] = id;
 }
 
 void Vocabulary::add(std::string_view token, TokenId id) {
-  check(id <= kLargestId, "a token has the id {}, at most {} is expected", id, kLargestId);
+  check(id <= kLargestId, "{}: a token has the id {}, at most {} is expected", where_, id,
+        kLargestId);
   check(bytes_.size() + token.size() < std::numeric_limits<std::uint32_t>::max(),
-        "the tokens are longer than {} bytes together", std::numeric_limits<std::uint32_t>::max());
+        "{}: the tokens are longer than {} bytes together", where_,
+        std::numeric_limits<std::uint32_t>::max());
   if (id >= entries_.size()) entries_.resize(id + std::size_t{1});
   count_ += entries_[id].used ? 0 : 1;
   entries_[id] = {static_cast<std::uint32_t>(bytes_.size()),

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace qkv::text {
@@ -19,6 +20,8 @@ inline constexpr std::uint64_t kLargestFile = std::uint64_t{256} << 20;
 
 class Vocabulary {
  public:
+  explicit Vocabulary(std::string where = "vocabulary") : where_(std::move(where)) {}
+
   // A token that is there already gets the new id as well.
   void add(std::string_view token, TokenId id);
   void reserve(std::size_t tokens, std::size_t bytes);
@@ -37,6 +40,7 @@ class Vocabulary {
   void insert(TokenId id);
   void grow(std::size_t tokens);
 
+  std::string where_;  // the file, for messages
   std::string bytes_;
   std::vector<Entry> entries_;  // by id
   std::vector<TokenId> slots_;  // hash table, a power of two of them

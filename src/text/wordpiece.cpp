@@ -11,7 +11,7 @@ std::uint32_t size_of(std::string_view word) { return static_cast<std::uint32_t>
 
 // The longest string of the trie that begins `text`, and its value.
 struct Longest {
-  std::size_t size = 0;
+  std::size_t size = 0, looked = 0;  // bytes: of it, and looked at
   std::uint32_t value = ByteTrie::kNone;
 };
 Longest longest_prefix(const ByteTrie& trie, std::string_view text) {
@@ -20,8 +20,10 @@ Longest longest_prefix(const ByteTrie& trie, std::string_view text) {
   for (std::size_t i = 0; i < text.size(); ++i) {
     node = trie.step(node, static_cast<unsigned char>(text[i]));
     if (node == ByteTrie::kNone) break;
+    found.looked = i + 1;
     if (const std::uint32_t value = trie.value(node); value != ByteTrie::kNone) {
-      found = {i + 1, value};
+      found.size = i + 1;
+      found.value = value;
     }
   }
   return found;
@@ -46,13 +48,13 @@ WordPiece::WordPiece(Vocabulary vocabulary, WordPieceOptions options, std::strin
   continuations_ = ByteTrie(std::move(continuations));
 }
 
-void WordPiece::work_out(std::string_view word, Workspace& /*work*/,
-                         std::vector<Token>& tokens) const {
+void WordPiece::work_out(std::string_view word, Workspace& work, std::vector<Token>& tokens) const {
   const std::size_t before = tokens.size();
   std::size_t at = 0;
   if (utf8_length(word) <= options_.longest_word) {
     while (at < word.size()) {
       const Longest next = longest_prefix(at == 0 ? beginnings_ : continuations_, word.substr(at));
+      work.allowance.spend(next.looked, where_);
       if (next.size == 0) break;
       const auto begin = static_cast<std::uint32_t>(at);
       at += next.size;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "text/allowance.h"
 #include "text/split.h"
 #include "text/vocabulary.h"
 #include "text/word_cache.h"
@@ -24,6 +25,7 @@ struct OuterSpaces {
 };
 
 struct Workspace {
+  Allowance allowance;  // of the call
   Words words, spare;
   std::vector<Token> tokens;
   std::vector<OuterSpaces> outer_spaces;  // of all tokens so far, where spans are trimmed

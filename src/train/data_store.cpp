@@ -12,7 +12,7 @@ namespace qkv::data {
 namespace {
 
 // Counts up when what is written changes, or how text becomes tokens.
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
 
 // The chunks of a file, a few for each thread at a time: what is ready is handed on before the next
 // are begun, so that memory does not grow with the file.

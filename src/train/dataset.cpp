@@ -147,6 +147,12 @@ std::int64_t Dataset::skipped() const { return state_->skipped; }
 std::int64_t Dataset::tokens() const { return state_->tokens; }
 const DataOptions& Dataset::options() const { return state_->options; }
 
+std::uint64_t Dataset::fingerprint(std::size_t file) const {
+  check(file < state_->files.size(), "data: there is no file {}, there are {}", file,
+        state_->files.size());
+  return state_->files[file].tokens.checksum();
+}
+
 std::int64_t Dataset::batches(std::int64_t epoch) const { return state_->plan(epoch)->batches(); }
 
 Batch Dataset::batch(DataPosition position) const {

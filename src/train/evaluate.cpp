@@ -74,9 +74,10 @@ std::string continued(const Judged& judged, const std::string& text) {
   }
   std::vector<std::int64_t> ids = judged.tokenizer.encode(text);
   if (ids.empty()) return "";
-  const auto tokens = generate(judged.model, {ids}, {.max_new_tokens = 48})[0];
+  const auto tokens =
+      generate(judged.model, {ids}, {.max_new_tokens = 48, .temperature = 0, .beams = 1})[0];
   ids.insert(ids.end(), tokens.begin(), tokens.end());
-  return judged.tokenizer.decode(ids);
+  return judged.tokenizer.decode(ids, {.skip_out_of_range = true});
 }
 
 }  // namespace

@@ -1,21 +1,13 @@
 #include "train/fault.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include "core/check.h"
 #include "qkv/autograd.h"
 #include "qkv/ops.h"
+#include "train/finite.h"
 #include "train/health.h"
 
 namespace qkv {
 namespace {
-
-bool is_finite(const Tensor& x) {
-  if (!x.defined()) return true;
-  const std::vector<float> values = to(x, DType::f32).to_vector<float>();
-  return std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
-}
 
 // The first head of [B, H, S, D] with something that is not finite; -1: none. All: `heads`.
 struct Heads {

@@ -1,8 +1,5 @@
 #include "train/run_folder.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -17,7 +14,7 @@
 #include "io/json.h"
 #include "qkv/checkpoint.h"
 #include "qkv/ops.h"
-#include "qkv/tokenizer.h"
+#include "train/finite.h"
 
 namespace qkv {
 namespace {
@@ -27,48 +24,6 @@ using nlohmann::ordered_json;
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
 constexpr const char* kCheckpoint = "checkpoint-";
-constexpr std::uint64_t kStateBytes = 64 << 20;
-
-void sync_folder(const fs::path& folder) {
-  const int opened = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (opened < 0) return;
-  ::fsync(opened);
-  ::close(opened);
-}
-
-// A new folder under a name that nothing looks at, until publish().
-class Draft {
- public:
-  explicit Draft(const fs::path& target)
-      : target_(target),
-        draft_(target.parent_path() / (kUnfinished + target.filename().string() + ".tmp")) {
-    std::error_code error;
-    fs::remove_all(draft_, error);  // of a save that failed
-    fs::create_directories(draft_, error);
-    check(!error, "{}: cannot be made a folder: {}", draft_.string(), error.message());
-  }
-  ~Draft() {
-    std::error_code ignored;
-    fs::remove_all(draft_, ignored);
-  }
-  Draft(const Draft&) = delete;
-  Draft& operator=(const Draft&) = delete;
-
-  std::string path() const { return draft_.string(); }
-  std::string file(const char* name) const { return (draft_ / name).string(); }
-  void publish() {
-    sync_folder(draft_);
-    // Old and new change places, so that there is one at any moment; the old one goes with us.
-    const bool replaces = fs::exists(target_);
-    const int failed = ::renameat2(AT_FDCWD, draft_.c_str(), AT_FDCWD, target_.c_str(),
-                                   replaces ? RENAME_EXCHANGE : 0);
-    check(failed == 0, "cannot write '{}': {}", target_.string(), std::strerror(errno));
-    sync_folder(target_.parent_path());
-  }
-
- private:
-  fs::path target_, draft_;
-};
 
 std::map<std::uint64_t, std::string> names_of(Model& model) {
   std::map<std::uint64_t, std::string> names;
@@ -89,71 +44,103 @@ void each_part(const OptimizerState& state, Visit&& visit) {
   }
 }
 
-void fill_from(const Checkpoint& checkpoint, const std::string& name, const Tensor& tensor,
-               const std::string& folder) {
-  check(checkpoint.contains(name), "{}: {} is missing; is this the run's own checkpoint?", folder,
-        name);
+void fill_from(const Checkpoint& checkpoint, const std::string& name, const Tensor& tensor) {
+  check(checkpoint.contains(name), "{} is missing; is this the run's own checkpoint?", name);
   const Tensor stored = checkpoint[name];
   check(stored.shape() == tensor.shape() && stored.dtype() == tensor.dtype(),
-        "{}: {} is {} {}, the run has {} {}", folder, name, stored.dtype(), stored.shape(),
-        tensor.dtype(), tensor.shape());
+        "{} is {} {}, the run has {} {}", name, stored.dtype(), stored.shape(), tensor.dtype(),
+        tensor.shape());
+  check(is_finite(stored), "{} is not finite", name);
   Tensor target = tensor;
   backend(target.device()).copy(to(stored, target.device()), target);
 }
 
-std::string state_text(const RunState& s) {
-  ordered_json json{{"step", s.step},
-                    {"epoch", s.position.epoch},
-                    {"batch", s.position.batch},
-                    {"seconds", s.seconds},
-                    {"loss", s.loss},
-                    {"tokens", s.tokens},
-                    {"best_step", s.best_step},
-                    {"not_better", s.not_better},
-                    {"warned", s.warned}};
-  if (s.best) json["best"] = *s.best;
-  return json.dump(1) + "\n";
-}
-
-RunState read_state(const std::string& path) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 52;
-  const Config json = Config::parse(read_file(path, kStateBytes), path);
-  RunState s;
-  s.step = json.integer("step", 0, kMost);
-  s.position = {json.integer("epoch", 0, kMost), json.integer("batch", 0, kMost)};
-  s.seconds = json.number("seconds", 0, 1e12);
-  s.loss = json.number("loss", -1e300, 1e300);
-  s.tokens = json.integer("tokens", 0, kMost);
-  s.best_step = json.integer("best_step", 0, kMost);
-  s.not_better = json.integer("not_better", 0, kMost);
-  s.warned = json.numbers("warned", -1e300, 1e300);
-  if (json.has("best")) s.best = json.number("best", -1e300, 1e300);
-  return s;
-}
-
-// What is in a folder under names that begin so, in their order.
-std::vector<fs::path> entries_of(const std::string& path, const char* beginning) {
-  std::vector<fs::path> found;
-  std::error_code ignored;
-  for (const fs::directory_entry& entry : fs::directory_iterator(path, ignored)) {
-    if (entry.path().filename().string().starts_with(beginning)) found.push_back(entry.path());
+// The file names in a folder, in their order.
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    names.push_back(at->path().filename().string());
   }
-  std::sort(found.begin(), found.end());
-  return found;
+  check(!error, "cannot read '{}': {}", folder, error.message());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+bool is_digits(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// Of write_file_atomically: ".qkv-77-0.tmp".
+bool is_draft_of_file(std::string_view name) {
+  const std::string_view begin = kUnfinished, end = ".tmp";
+  if (!name.starts_with(begin) || !name.ends_with(end)) return false;
+  name = name.substr(begin.size(), name.size() - begin.size() - end.size());
+  const std::size_t middle = name.find('-');
+  return middle != name.npos && is_digits(name.substr(0, middle)) &&
+         is_digits(name.substr(middle + 1));
+}
+
+// The folder that `name` is a draft or a remainder of, where it is one of a run's own.
+std::optional<std::string> folder_of_unfinished(const std::string& name) {
+  const std::size_t begin = std::string_view(kUnfinished).size(), end = name.rfind('.');
+  if (!name.starts_with(kUnfinished) || end < begin) return {};
+  const std::string target = name.substr(begin, end - begin);
+  if (target != "best" && target != "model" && !checkpoint_step(target)) return {};
+  return target;
+}
+
+// Made before it is locked; nothing in it is touched.
+std::string made_folder(const std::string& path) {
+  check(!path.empty(), "train: the run needs a folder: \"out\" in the config, or --out");
+  std::error_code error;
+  fs::create_directories(path, error);
+  check(!error, "{}: cannot be made a folder: {}", path, error.message());
+  return (fs::path(path) / "run.lock").string();
+}
+
+// Name and tensor of all that a checkpoint has, as messages call it: refuses what is not finite.
+void check_finite(const Named& tensors, std::int64_t step,
+                  const std::optional<std::string>& last_good) {
+  for (const auto& [name, tensor] : tensors) {
+    check(is_finite(tensor), "train: after step {} {} is not finite, so no checkpoint is made. {}",
+          step, name,
+          last_good ? "The last good checkpoint is " + *last_good
+                    : std::string("There is no checkpoint yet"));
+  }
 }
 
 }  // namespace
 
-RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
-  check(!path_.empty(), "train: the run needs a folder: \"out\" in the config, or --out");
-  std::error_code error;
-  fs::create_directories(path_, error);
-  check(!error, "{}: cannot be made a folder: {}", path_, error.message());
-  const bool has_run = newest().has_value() || fs::exists(file("metrics.jsonl"));
+std::optional<std::int64_t> checkpoint_step(const std::string& name) {
+  constexpr std::size_t kDigits = 9;
+  const std::string_view begin = kCheckpoint;
+  if (!name.starts_with(begin) || name.size() != begin.size() + kDigits) return {};
+  const std::string digits = name.substr(begin.size());
+  if (!is_digits(digits)) return {};
+  return std::stoll(digits);
+}
+
+RunFolder::RunFolder(std::string path, bool resume, Renames renames)
+    : path_(std::move(path)),
+      renames_(std::move(renames)),
+      lock_(made_folder(path_), "the run in " + path_) {
+  const bool has_run = !checkpoints().empty() || fs::exists(file("metrics.jsonl"));
   check(resume || !has_run, "{}: holds a run already; go on with --resume, or choose another --out",
         path_);
-  for (const fs::path& unfinished : entries_of(path_, kUnfinished)) {
-    fs::remove_all(unfinished, error);  // it is in nobody's way where that fails
+  remove_unfinished();
+}
+
+void RunFolder::remove_unfinished() {
+  for (const std::string& name : names_in(path_)) {
+    std::error_code ignored;
+    if (const auto target = folder_of_unfinished(name)) {
+      recover_folder(file(*target));
+      // What cannot be removed is in nobody's way.
+      if (is_draft_of(name, *target)) fs::remove_all(file(name), ignored);
+    } else if (is_draft_of_file(name)) {
+      fs::remove(file(name), ignored);
+    }
   }
 }
 
@@ -161,59 +148,69 @@ std::string RunFolder::file(const std::string& name) const {
   return (fs::path(path_) / name).string();
 }
 
-std::optional<std::string> RunFolder::newest() const {
-  const std::vector<fs::path> all = entries_of(path_, kCheckpoint);
-  if (all.empty()) return {};
-  return all.back().string();
+std::vector<std::string> RunFolder::checkpoints() const {
+  std::vector<std::string> found;
+  std::error_code ignored;
+  for (const std::string& name : names_in(path_)) {
+    if (checkpoint_step(name) && fs::is_directory(file(name), ignored)) found.push_back(file(name));
+  }
+  std::ranges::reverse(found);
+  return found;
 }
 
 void RunFolder::save(Model& model, const Optimizer& optimizer, const RunState& state,
                      std::int64_t keep) {
-  const fs::path target = file(fmt::format("{}{:09}", kCheckpoint, state.step));
-  if (!fs::exists(target)) {
-    Draft draft(target);
+  for (const nn::Parameter& p : nn::parameters(model)) {
+    check_finite({{p.name, p.value}}, state.step, last_good_);
+  }
+  Named tensors;
+  const auto names = names_of(model);
+  for (std::size_t i = 0; i < optimizer.parameters().size(); ++i) {
+    const std::string& name = names.at(optimizer.parameters()[i].id());
+    each_part(optimizer.state()[i], [&](const std::string& part, const Tensor& tensor) {
+      tensors.emplace_back(part + "." + name, to(tensor, kCpu));
+    });
+  }
+  check_finite(tensors, state.step, last_good_);
+  const std::string target = file(fmt::format("{}{:09}", kCheckpoint, state.step));
+  {
+    DraftFolder draft(target, renames_);
     qkv::save_model(model, draft.path());
-    Named tensors;
-    const auto names = names_of(model);
-    for (std::size_t i = 0; i < optimizer.parameters().size(); ++i) {
-      const std::string& name = names.at(optimizer.parameters()[i].id());
-      each_part(optimizer.state()[i], [&](const std::string& part, const Tensor& tensor) {
-        tensors.emplace_back(part + "." + name, to(tensor, kCpu));
-      });
-    }
     save_checkpoint(draft.file("optimizer.safetensors"), tensors);
     write_file_atomically(draft.file("state.json"), state_text(state));
+    write_checksums(draft.path());
     draft.publish();
   }
-  const std::vector<fs::path> all = entries_of(path_, kCheckpoint);
-  for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < all.size(); ++i) {
-    // Renamed first: a half removed checkpoint must not look like one.
-    const fs::path gone = file(kUnfinished + all[i].filename().string() + ".old");
-    std::error_code ignored;
-    fs::rename(all[i], gone, ignored);
-    fs::remove_all(gone, ignored);
-  }
+  last_good_ = target;
+  std::erase(passed_over_, target);  // it was replaced
+  prune(keep);
 }
 
-RunState RunFolder::load(const std::string& checkpoint, Model& model, Optimizer& optimizer) {
+void RunFolder::prune(std::int64_t keep) {
+  for (const std::string& checkpoint : passed_over_) remove_folder(checkpoint);
+  passed_over_.clear();
+  const std::vector<std::string> all = checkpoints();
+  for (auto i = static_cast<std::size_t>(keep); i < all.size(); ++i) remove_folder(all[i]);
+}
+
+void RunFolder::load(const std::string& checkpoint, Model& model, Optimizer& optimizer) {
   const fs::path folder(checkpoint);
   const Checkpoint weights = Checkpoint::open((folder / "model.safetensors").string());
-  for (const nn::Parameter& p : nn::parameters(model)) {
-    fill_from(weights, p.name, p.value, checkpoint);
-  }
+  for (const nn::Parameter& p : nn::parameters(model)) fill_from(weights, p.name, p.value);
   const Checkpoint states = Checkpoint::open((folder / "optimizer.safetensors").string());
   const auto names = names_of(model);
   for (std::size_t i = 0; i < optimizer.parameters().size(); ++i) {
     const std::string& name = names.at(optimizer.parameters()[i].id());
     each_part(optimizer.state()[i], [&](const std::string& part, const Tensor& tensor) {
-      fill_from(states, part + "." + name, tensor, checkpoint);
+      fill_from(states, part + "." + name, tensor);
     });
   }
-  return read_state((folder / "state.json").string());
+  last_good_ = checkpoint;
+  std::erase(passed_over_, checkpoint);
 }
 
 void RunFolder::save_model(const std::string& name, Model& model, const Optimizer& optimizer,
-                           const std::string& tokenizer) {
+                           const Tokenizer& tokenizer) {
   std::map<std::uint64_t, Tensor> best;  // of each parameter: what to write for it
   for (std::size_t i = 0; i < optimizer.parameters().size(); ++i) {
     const OptimizerState& state = optimizer.state()[i];
@@ -227,10 +224,10 @@ void RunFolder::save_model(const std::string& name, Model& model, const Optimize
     const auto found = best.find(parameter.id());
     tensors.emplace_back(key, to(found == best.end() ? parameter : found->second, kCpu));
   }));
-  Draft draft(file(name));
+  DraftFolder draft(file(name), renames_);
   save_checkpoint(draft.file("model.safetensors"), tensors);
   write_file_atomically(draft.file("config.json"), model.config_text());
-  Tokenizer::load(tokenizer).save(draft.file("tokenizer.json"));
+  tokenizer.save(draft.file("tokenizer.json"));
   draft.publish();
 }
 
@@ -254,7 +251,9 @@ void RunFolder::cut_metrics(std::int64_t step) {
     if (end == std::string::npos) break;  // cut short when the run was killed
     const std::string line = all.substr(begin, end - begin);
     const auto json = nlohmann::json::parse(line, nullptr, false);
-    if (!json.is_object() || json.value("step", std::int64_t{0}) > step) break;
+    if (!json.is_object()) break;
+    const auto logged = json.find("step");
+    if (logged != json.end() && (!logged->is_number() || logged->get<double>() > step)) break;
     kept += line + "\n";
     begin = end + 1;
   }

@@ -173,7 +173,6 @@ TrainConfig read_train_config(const std::string& path, const std::vector<std::st
   write_out_files(json, "train");
   write_out_files(json, "valid");
   TrainConfig t;
-  t.text = json.dump(2) + "\n";
   if (json.contains("model") && json["model"].is_object()) {
     t.model_config = json["model"].dump(2);
     json["model"] = "";

@@ -15,6 +15,8 @@
 #include "train/fault.h"
 #include "train/health.h"
 #include "train/metrics.h"
+#include "train/resume.h"
+#include "train/run_config.h"
 #include "train/run_folder.h"
 #include "train/setup.h"
 
@@ -66,7 +68,7 @@ struct Trainer::Run {
   std::int64_t steps = 0;
   std::optional<Evaluation> best;
 
-  Run(TrainConfig given, TrainEvents told, bool resume)
+  Run(TrainConfig given, TrainEvents told, bool resume, bool force)
       : config(std::move(given)),
         events(std::move(told)),
         folder(config.out, resume),
@@ -76,14 +78,31 @@ struct Trainer::Run {
         valid(make_valid(config, tokenizer, model->info())),
         optimizer(make_optimizer(config, *model)) {
     steps = config.steps > 0 ? config.steps : steps_of_epochs();
-    if (const auto newest = folder.newest(); newest && resume) {
-      check_same_run();
-      state = RunFolder::load(*newest, *model, optimizer);
-      note(fmt::format("going on from step {} of {}", state.step, steps));
-    } else {
-      write_file_atomically(folder.file("train.json"), config.text);
+    check(steps <= kMostSteps, "train: {} steps are asked for, at most {} are possible", steps,
+          kMostSteps);
+    if (!folder.lock().unsupported().empty()) {
+      note(fmt::format("{} cannot be locked ({}): see that no other process trains there",
+                       folder.path(), folder.lock().unsupported()));
     }
+    const RunIdentity identity = identity_of(config, tokenizer, data, valid ? &*valid : nullptr);
+    if (resume) take_up(identity, force);
+    state.identity = identity;
+    write_file_atomically(folder.file("train.json"), config_text(config));
     folder.cut_metrics(state.step);
+  }
+
+  void take_up(const RunIdentity& identity, bool force) {
+    auto found = resume_run({.folder = folder,
+                             .model = *model,
+                             .optimizer = optimizer,
+                             .data = data,
+                             .identity = identity,
+                             .steps = steps,
+                             .force = force,
+                             .note = [this](const std::string& text) { note(text); }});
+    if (!found) return;
+    state = *std::move(found);
+    note(fmt::format("going on from step {} of {}", state.step, steps));
   }
 
   void note(const std::string& text) const {
@@ -98,18 +117,6 @@ struct Trainer::Run {
         (config.epochs - static_cast<double>(whole)) * static_cast<double>(data.batches(whole));
     return std::max<std::int64_t>(
         1, static_cast<std::int64_t>(std::llround(batches / config.accumulate)));
-  }
-
-  // The same data, model and rules give the same bits; another config gives another run.
-  void check_same_run() const {
-    const std::string path = folder.file("train.json");
-    constexpr std::uint64_t kMost = 1 << 20;
-    if (config.text.empty() || !std::filesystem::exists(path)) return;
-    if (read_file(path, kMost) != config.text) {
-      note(
-          "the config differs from the one this run began with (train.json in its folder): "
-          "what follows is not what an uninterrupted run would give");
-    }
   }
 
   std::uint64_t seed_of(std::int64_t step, int part) const {
@@ -204,10 +211,9 @@ struct Trainer::Run {
                                   .step = number,
                                   .dtype = config.dtype});
     }
-    const auto newest = folder.newest();
+    const auto& last = folder.last_good();
     fail("train: step {} is not finite; {}. {}", number, fault,
-         newest ? "The last good checkpoint is " + *newest
-                : std::string("There is no checkpoint yet"));
+         last ? "The last good checkpoint is " + *last : std::string("There is no checkpoint yet"));
   }
 
   void judge() {
@@ -216,13 +222,13 @@ struct Trainer::Run {
     Evaluation e = evaluate({*model, tokenizer, valid ? &*valid : nullptr}, config);
     e.step = state.step;
     if (valid) {
-      e.is_best = !state.best || merit(e) > *state.best;
+      e.is_best = std::isfinite(merit(e)) && (!state.best || merit(e) > *state.best);
       state.not_better = e.is_best ? 0 : state.not_better + 1;
       if (e.is_best) {
         state.best = merit(e);
         state.best_step = state.step;
         best = e;
-        folder.save_model("best", *model, optimizer, tokenizer_path(config));
+        folder.save_model("best", *model, optimizer, tokenizer);
       }
     }
     folder.append_metrics(metrics_line(e));
@@ -307,16 +313,16 @@ TrainResult Trainer::Run::train() {
   result.steps = state.step;
   result.finished = state.step >= steps;
   result.best = best;
-  result.model = *folder.newest();
+  result.model = *folder.last_good();
   if (result.finished) {
-    folder.save_model("model", *model, optimizer, tokenizer_path(config));
+    folder.save_model("model", *model, optimizer, tokenizer);
     result.model = folder.file("model");
   }
   return result;
 }
 
-Trainer::Trainer(TrainConfig config, TrainEvents events, bool resume)
-    : run_(std::make_unique<Run>(std::move(config), std::move(events), resume)) {}
+Trainer::Trainer(TrainConfig config, TrainEvents events, bool resume, bool force)
+    : run_(std::make_unique<Run>(std::move(config), std::move(events), resume, force)) {}
 Trainer::~Trainer() = default;
 TrainResult Trainer::run() { return run_->train(); }
 const Model& Trainer::model() const { return *run_->model; }

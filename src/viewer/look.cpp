@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "core/order.h"
 #include "qkv/generate.h"
 #include "qkv/ops.h"
 #include "qkv/viewer.h"
@@ -67,9 +68,10 @@ std::vector<TokenChoice> choices_of(std::vector<float> logits, bool each_by_itse
   Ids order(p.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i);
   const std::size_t count = std::min(kChoices, order.size());
-  std::partial_sort(
-      order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
-      [&](std::int64_t a, std::int64_t b) { return p[a] != p[b] ? p[a] > p[b] : a < b; });
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
+                    [&](std::int64_t a, std::int64_t b) {
+                      return is_larger(p[a], p[b]) || (!is_larger(p[b], p[a]) && a < b);
+                    });
   std::vector<TokenChoice> choices;
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t id = order[i];
@@ -106,7 +108,7 @@ void answer_encoder(const ModelOutput& output, const LookInput& input, const Tok
 
 Ids written_by(const Model& model, const LookInput& input, const LookOptions& options,
                std::int64_t most) {
-  GenerateOptions generation{.max_new_tokens = most, .beams = options.beams};
+  GenerateOptions generation{.max_new_tokens = most, .temperature = 0, .beams = options.beams};
   generation.on_step = options.on_step;
   return generate(model, {input.ids}, generation).front();
 }
@@ -165,27 +167,6 @@ void look_at_both(const Model& model, const LookInput& input, const LookOptions&
 }
 
 }  // namespace
-
-float SeenLayer::scale() const {
-  return options.scale.value_or(1 / std::sqrt(static_cast<float>(queries.size(3))));
-}
-
-Tensor SeenLayer::weights(const WeightsSelection& selection) const {
-  return attention_weights(queries, keys, options, selection);
-}
-
-const std::vector<SeenToken>& AttentionPicture::tokens_of(const std::string& name) const {
-  const auto found =
-      std::find_if(tokens.begin(), tokens.end(), [&](const Tokens& t) { return t.name == name; });
-  check(found != tokens.end(), "picture: there are no tokens '{}'", name);
-  return found->tokens;
-}
-
-const AttentionMap* AttentionPicture::map(const std::string& name) const {
-  const auto found =
-      std::find_if(maps.begin(), maps.end(), [&](const AttentionMap& m) { return m.name == name; });
-  return found == maps.end() ? nullptr : &*found;
-}
 
 AttentionPicture look(const Model& model, const LookInput& input, const LookOptions& options) {
   check(!input.ids.empty(), "look: there is no token to look at");

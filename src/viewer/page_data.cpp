@@ -10,6 +10,7 @@
 #include "text/base64.h"
 #include "viewer/page_plan.h"
 #include "viewer/picture_values.h"
+#include "viewer/selection.h"
 
 namespace qkv {
 namespace {
@@ -149,6 +150,13 @@ void add_vectors(const SeenLayer& layer, std::int64_t head, Json& json, std::siz
   if (!keys.contains(name)) keys[name] = vectors_of(layer.keys, key_head);
 }
 
+// Of any layer: they may differ.
+std::int64_t most_heads(const AttentionMap& map) {
+  std::int64_t most = 0;
+  for (const SeenLayer& layer : map.layers) most = std::max(most, layer.heads());
+  return most;
+}
+
 Json map_of(const AttentionMap& map, const PagePlan& plan) {
   Json layers = Json::array();
   for (const SeenLayer& layer : map.layers) {
@@ -159,18 +167,18 @@ Json map_of(const AttentionMap& map, const PagePlan& plan) {
     one["heads"] = heads_of(layer, plan);
     layers.push_back(std::move(one));
   }
-  const SeenLayer& first = map.layers.front();
   return {{"name", map.name},
           {"rows", map.rows},
           {"keys", map.keys},
-          {"heads", first.heads()},
-          {"head_size", first.queries.size(3)},
+          {"heads", most_heads(map)},
+          {"head_size", map.layers.front().queries.size(3)},
           {"layers", std::move(layers)}};
 }
 
 }  // namespace
 
 std::string to_page_data(const AttentionPicture& picture, const PageOptions& options) {
+  viewer::check_picture(picture);
   const PagePlan plan = viewer::plan_page(picture, options.limit);
   Json json = viewer::description_of(picture);
   json["title"] = options.title;
@@ -183,9 +191,9 @@ std::string to_page_data(const AttentionPicture& picture, const PageOptions& opt
   std::size_t room = plan.vectors;
   const auto add = [&](std::int64_t layer, std::int64_t head) {
     for (std::size_t m = 0; m < picture.maps.size(); ++m) {
-      const auto at = static_cast<std::size_t>(layer);
+      const auto at = static_cast<std::size_t>(layer);  // of options, negative: larger than any
       const std::vector<SeenLayer>& layers = picture.maps[m].layers;
-      if (at < layers.size() && head < layers[at].heads()) {
+      if (at < layers.size() && head >= 0 && head < layers[at].heads()) {
         add_vectors(layers[at], head, maps[m]["layers"][at], room);
       }
     }
@@ -195,13 +203,13 @@ std::string to_page_data(const AttentionPicture& picture, const PageOptions& opt
   std::int64_t widest = 0;
   for (const AttentionMap& map : picture.maps) {
     deepest = std::max(deepest, map.layers.size());
-    widest = std::max(widest, map.layers.front().heads());
+    widest = std::max(widest, most_heads(map));
   }
   for (std::size_t layer = 0; layer < deepest; ++layer) {
     for (std::int64_t head = 0; head < widest; ++head) add(static_cast<std::int64_t>(layer), head);
   }
   json["maps"] = std::move(maps);
-  return json.dump();
+  return viewer::dumped(json);
 }
 
 }  // namespace qkv

@@ -67,16 +67,21 @@ Json map_of(const AttentionMap& map, const PictureSelection& selection) {
 }  // namespace
 
 std::string to_json(const AttentionPicture& picture, const PictureSelection& selection) {
-  viewer::check_selection(picture, selection);
+  viewer::check_picture(picture);
+  const auto is_chosen = [&selection](const AttentionMap& map) {
+    return selection.map.empty() || selection.map == map.name;
+  };
+  viewer::first_map(picture, selection.map);  // is there
+  for (const AttentionMap& map : picture.maps) {
+    if (is_chosen(map)) viewer::check_selection(map, selection);
+  }
   Json json = viewer::description_of(picture);
   if (!selection.rows.empty()) json["selected_rows"] = selection.rows;
   json["maps"] = Json::array();
   for (const AttentionMap& map : picture.maps) {
-    if (selection.map.empty() || selection.map == map.name) {
-      json["maps"].push_back(map_of(map, selection));
-    }
+    if (is_chosen(map)) json["maps"].push_back(map_of(map, selection));
   }
-  return json.dump();
+  return viewer::dumped(json);
 }
 
 }  // namespace qkv

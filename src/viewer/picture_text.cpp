@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/order.h"
 #include "qkv/ops.h"
 #include "text/utf8.h"
 #include "viewer/selection.h"
@@ -93,9 +94,10 @@ std::string strongest(const float* row, const std::vector<SeenToken>& keys, std:
   std::vector<std::size_t> order(keys.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   count = std::min(count, order.size());
-  std::partial_sort(
-      order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
-      [row](std::size_t a, std::size_t b) { return row[a] != row[b] ? row[a] > row[b] : a < b; });
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
+                    [row](std::size_t a, std::size_t b) {
+                      return is_larger(row[a], row[b]) || (!is_larger(row[b], row[a]) && a < b);
+                    });
   std::string text;
   for (std::size_t i = 0; i < count && row[order[i]] >= 0.005f; ++i) {
     text += fmt::format("{}{} {}", i == 0 ? "" : "  ", keys[order[i]].text, percent(row[order[i]]));
@@ -180,11 +182,14 @@ std::string answers(const AttentionPicture& picture, const Painter& paint) {
 }  // namespace
 
 std::string to_text(const AttentionPicture& picture, const PictureText& options) {
-  viewer::check_selection(picture, options.selection);
+  viewer::check_picture(picture);
   const Painter paint{options.color};
   const AttentionMap& map = viewer::first_map(picture, options.selection.map);
   const auto last = static_cast<std::int64_t>(map.layers.size()) - 1;
-  const std::int64_t at = options.selection.layer.value_or(last);
+  PictureSelection selection = options.selection;
+  const std::int64_t at = selection.layer.value_or(last);
+  selection.layer = at;
+  viewer::check_selection(map, selection);
   const SeenLayer& layer = map.layers[static_cast<std::size_t>(at)];
   const std::string head = options.selection.head ? fmt::format("head {}", *options.selection.head)
                            : layer.heads() == 1   ? std::string("head 0")

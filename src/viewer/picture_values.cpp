@@ -37,6 +37,10 @@ Json answers_of(const AttentionPicture& picture) {
 
 }  // namespace
 
+std::string dumped(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 Json description_of(const AttentionPicture& picture) {
   const ModelInfo& m = picture.model;
   Json model{{"family", m.family},        {"architecture", m.architecture},

@@ -11,6 +11,9 @@ namespace qkv::viewer {
 using Json = nlohmann::basic_json<nlohmann::ordered_map, std::vector, std::string, bool,
                                   std::int64_t, std::uint64_t, float>;
 
+// The text of it, with U+FFFD for what is not UTF-8: a title may come from a command line.
+std::string dumped(const Json& json);
+
 // The model, the text, its tokens and what the model answered.
 Json description_of(const AttentionPicture& picture);
 

@@ -1,54 +1,59 @@
-// Training runs as their metrics.jsonl tells them: one JSON object per line, written while we read.
+// A folder of training runs, each a folder with a metrics.jsonl.
+//
+// Nothing outside of the folder is read: links are not followed, and what is no regular file is not
+// waited for. A run that cannot be read says so in its own place and hides none of the others.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "viewer/picture_values.h"
+#include "viewer/run_log.h"
 
 namespace qkv::viewer {
 
-// One run. update() reads only what was appended since.
-class RunLog {
- public:
-  void update(const std::string& path);
-  // Curves of at most a thousand points, evaluations, warnings, and some of the health reports.
-  Json to_json() const;
+inline constexpr std::size_t kMostRuns = 1024;  // folders that are looked at: the last by name
 
- private:
-  struct Point {
-    double step, loss, lr, tokens_per_second, seconds;
-  };
-  void take(const std::string& line);
-  void forget_from(double step);
-
-  std::uint64_t offset_ = 0, file_id_ = 0;
-  std::string rest_;       // a line that is not complete yet
-  bool skipping_ = false;  // the rest of a line that is too long
-  std::vector<Point> points_;
-  std::vector<Json> evaluations_, health_, warnings_;
-  std::uint64_t health_stride_ = 1, health_seen_ = 0;
-  double last_step_ = -1;
-  std::int64_t unreadable_ = 0;
-};
-
-// A folder of them, each a folder with a metrics.jsonl; called from several threads.
+// Called from several threads.
 class RunFolder {
  public:
   explicit RunFolder(std::string folder) : folder_(std::move(folder)) {}
+  // Names, last steps and losses: of each run the end of its file, where that has changed.
   Json list();
-  // Error when the folder holds no such run; a name is a name, never a path.
-  Json read(const std::string& name);
+  // Reads what was appended since the last time. Nothing where the folder holds no such run; Error
+  // where it cannot be read, or the name is none: a name is a name, never a path.
+  std::optional<Json> read(const std::string& name);
 
  private:
-  std::vector<std::string> names() const;
+  struct Names {
+    std::vector<std::string> names;  // sorted
+    std::size_t left_out = 0;
+  };
+  // What a file looked like, and what its end said then.
+  struct Glance {
+    std::uint64_t file_id = 0, device = 0, size = 0;
+    std::int64_t modified = 0;  // nanoseconds
+    double step = -1, loss = 0;
+  };
+  struct Kept {
+    RunLog log;
+    std::uint64_t used = 0;
+  };
+
+  Names names() const;
+  std::optional<Json> entry(int folder, const std::string& name);
+  RunLog& log_of(const std::string& name);
 
   std::string folder_;
   std::mutex mutex_;
-  std::map<std::string, RunLog> logs_;
+  std::map<std::string, Glance> glances_;
+  std::map<std::string, Kept> logs_;
+  std::uint64_t uses_ = 0;
 };
 
 }  // namespace qkv::viewer

@@ -1,18 +1,20 @@
 // What the viewer answers to requests. HTTP itself is somebody else's: here are only names, limits
 // and JSON, so that all of it can be tested without a socket.
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <string_view>
 
 #include "core/check.h"
+#include "io/shown.h"
+#include "qkv/error.h"
 #include "qkv/version.h"
 #include "viewer/assets.h"
-#include "viewer/host.h"
 #include "viewer/page.h"
 #include "viewer/picture_values.h"
+#include "viewer/request_parameters.h"
 #include "viewer/runs.h"
 #include "viewer/selection.h"
 
@@ -20,15 +22,18 @@ namespace qkv {
 namespace {
 
 using viewer::Json;
+using viewer::Parameters;
 
-constexpr std::size_t kKept = 4;           // pictures, for rows asked for later
-constexpr std::int64_t kMostTokens = 256;  // to be written for one look
+constexpr std::size_t kKept = 4;  // pictures, for rows asked for later
 constexpr const char* kJsonType = "application/json";
 constexpr const char* kHtmlType = "text/html; charset=utf-8";
 
+ViewerResponse answer(const Json& json, int status = 200) {
+  return {status, kJsonType, viewer::dumped(json)};
+}
+
 ViewerResponse refusal(int status, const std::string& why) {
-  return {status, kJsonType,
-          Json{{"error", why}}.dump(-1, ' ', false, Json::error_handler_t::replace)};
+  return answer({{"error", why}}, status);
 }
 
 // In a time that does not tell how much of it was right.
@@ -38,42 +43,6 @@ bool same_token(std::string_view a, std::string_view b) {
     differs |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i % b.size()]);
   }
   return differs == 0;
-}
-
-std::string query_of(const ViewerRequest& request, std::string_view name) {
-  for (const auto& [key, value] : request.query) {
-    if (key == name) return value;
-  }
-  fail("the query needs '{}'", name);
-}
-
-std::int64_t integer_of(const ViewerRequest& request, std::string_view name) {
-  const std::string text = query_of(request, name);
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  check(error == std::errc() && end == text.data() + text.size(), "'{}' must be a whole number",
-        name);
-  return value;
-}
-
-Viewer::Query parsed(const std::string& body) {
-  const Json json = Json::parse(body, nullptr, false);
-  check(json.is_object(), "the body must be a JSON object");
-  Viewer::Query query;
-  for (const auto& [key, value] : json.items()) {
-    if (key == "text" || key == "target") {
-      check(value.is_string(), "'{}' must be a string", key);
-      (key == "text" ? query.text : query.target) = value.get<std::string>();
-    } else if (key == "new_tokens") {
-      check(value.is_number_integer() && value >= 0 && value <= kMostTokens,
-            "'new_tokens' must be a whole number from 0 to {}", kMostTokens);
-      query.new_tokens = value.get<std::int64_t>();
-    } else {
-      fail("the body has '{}', which is none of text, target, new_tokens", key.substr(0, 40));
-    }
-  }
-  check(!query.text.empty(), "'text' is empty");
-  return query;
 }
 
 }  // namespace
@@ -112,24 +81,38 @@ struct Viewer::State {
               {"max_positions", m.max_positions}}}};
   }
 
-  ViewerResponse page() const {
+  ViewerResponse page(const Parameters&) {
     Json json = about();
     json["live"] = true;
     json["example"] = options.example;
     json["token"] = options.token;
-    return {200, kHtmlType, viewer::look_page(options.title, json.dump())};
+    return {200, kHtmlType, viewer::look_page(options.title, viewer::dumped(json))};
   }
 
-  ViewerResponse look_at(const ViewerRequest& request) {
-    Query query = parsed(request.body);
-    query.cancelled = request.cancelled;
+  ViewerResponse runs_page(const Parameters&) {
+    return {200, kHtmlType, viewer::runs_page(viewer::dumped({{"token", options.token}}))};
+  }
+
+  ViewerResponse description(const Parameters&) {
+    return {200, kJsonType, std::string(viewer::asset("openapi.json"))};
+  }
+
+  ViewerResponse model_of(const Parameters&) { return answer(about()); }
+
+  ViewerResponse look_at(const Parameters& parameters) {
+    Query query = viewer::look_query(parameters.request().body);
+    query.cancelled = parameters.request().cancelled;
     struct Turn {
       std::atomic<int>& count;
       const int before = count++;
       explicit Turn(std::atomic<int>& c) : count(c) {}
       ~Turn() { --count; }
     } const turn(waiting);
-    if (turn.before >= options.max_waiting) return refusal(503, "too many are looking; try again");
+    if (turn.before >= options.max_waiting) {
+      ViewerResponse full = refusal(503, "too many are looking; try again");
+      full.headers.emplace_back("Retry-After", "1");
+      return full;
+    }
     const auto begin = std::chrono::steady_clock::now();
     std::shared_ptr<const AttentionPicture> picture;
     std::string data;
@@ -140,64 +123,91 @@ struct Viewer::State {
       data = to_page_data(*picture, options.page);
     }
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    std::uint64_t id = 0;
-    {
-      const std::scoped_lock lock(kept_mutex);
-      id = next_id++;
-      kept.push_back({id, picture});
-      if (kept.size() > kKept) kept.pop_front();
-    }
-    const std::string head = Json{{"id", id}, {"seconds", took.count()}}.dump();
+    const std::uint64_t id = keep(std::move(picture));
+    const std::string head = viewer::dumped({{"id", id}, {"seconds", took.count()}});
     data.replace(0, 1, head.substr(0, head.size() - 1) + ",");
     return {200, kJsonType, std::move(data)};
   }
 
-  ViewerResponse rows(const ViewerRequest& request) {
-    const auto id = static_cast<std::uint64_t>(integer_of(request, "id"));
-    std::shared_ptr<const AttentionPicture> picture;
-    {
-      const std::scoped_lock lock(kept_mutex);
-      for (const Kept& one : kept) {
-        if (one.id == id) picture = one.picture;
-      }
-    }
-    if (!picture) return refusal(404, "this look is no longer kept; look again");
-    const PictureSelection selection{.map = query_of(request, "map"),
-                                     .layer = integer_of(request, "layer"),
-                                     .head = integer_of(request, "head"),
-                                     .rows = {integer_of(request, "row")}};
-    viewer::check_selection(*picture, selection);
-    const SeenLayer& layer =
-        picture->map(selection.map)->layers[static_cast<std::size_t>(*selection.layer)];
-    const Tensor weights = layer.weights({.heads = {*selection.head}, .rows = selection.rows});
-    const Json json{{"row", selection.rows[0]}, {"weights", weights.to_vector<float>()}};
-    return {200, kJsonType, json.dump()};
+  std::uint64_t keep(std::shared_ptr<const AttentionPicture> picture) {
+    const std::scoped_lock lock(kept_mutex);
+    kept.push_back({next_id++, std::move(picture)});
+    if (kept.size() > kKept) kept.pop_front();
+    return kept.back().id;
   }
 
-  ViewerResponse run_of(const ViewerRequest& request) {
-    if (options.runs.empty()) return refusal(404, "no folder of runs was given; serve with --runs");
-    const Json json =
-        request.path == "/api/runs" ? runs.list() : runs.read(query_of(request, "name"));
-    return {200, kJsonType, json.dump(-1, ' ', false, Json::error_handler_t::replace)};
+  // nullptr: it was let go, or never was.
+  std::shared_ptr<const AttentionPicture> kept_picture(std::uint64_t id) {
+    const std::scoped_lock lock(kept_mutex);
+    for (const Kept& one : kept) {
+      if (one.id == id) return one.picture;
+    }
+    return nullptr;
+  }
+
+  ViewerResponse rows(const Parameters& parameters) {
+    const auto picture = kept_picture(static_cast<std::uint64_t>(parameters.index("id")));
+    if (!picture) return refusal(404, "this look is no longer kept; look again");
+    const AttentionMap& map = viewer::first_map(*picture, parameters.text("map"));
+    const PictureSelection selection{.map = map.name,
+                                     .layer = parameters.index("layer"),
+                                     .head = parameters.index("head"),
+                                     .rows = {parameters.index("row")}};
+    viewer::check_selection(map, selection);
+    const SeenLayer& layer = map.layers[static_cast<std::size_t>(*selection.layer)];
+    const Tensor weights = layer.weights({.heads = {*selection.head}, .rows = selection.rows});
+    return answer({{"row", selection.rows[0]}, {"weights", weights.to_vector<float>()}});
+  }
+
+  ViewerResponse runs_of(const Parameters&) {
+    return options.runs.empty() ? no_runs() : answer(runs.list());
+  }
+
+  ViewerResponse run_of(const Parameters& parameters) {
+    if (options.runs.empty()) return no_runs();
+    const std::string& name = parameters.text("name");
+    const std::optional<Json> run = runs.read(name);
+    return run ? answer(*run)
+               : refusal(404, "there is no run '" + shown_name(name) + "' with a metrics.jsonl");
+  }
+
+  static ViewerResponse no_runs() {
+    return refusal(404, "no folder of runs was given; serve with --runs");
+  }
+
+  struct Endpoint {
+    std::string_view path;
+    ViewerResponse (State::*handler)(const Parameters&);
+    std::vector<std::string_view> parameters{};
+    bool takes_post = false;  // else GET and HEAD
+  };
+
+  static const std::vector<Endpoint>& endpoints() {
+    static const std::vector<Endpoint> all{
+        {"/", &State::page},
+        {"/runs", &State::runs_page},
+        {"/api/openapi.json", &State::description},
+        {"/api/model", &State::model_of},
+        {"/api/look", &State::look_at, {}, true},
+        {"/api/rows", &State::rows, {"id", "map", "layer", "head", "row"}},
+        {"/api/runs", &State::runs_of},
+        {"/api/run", &State::run_of, {"name"}},
+    };
+    return all;
   }
 
   ViewerResponse route(const ViewerRequest& request) {
-    const std::string& path = request.path;
-    if (path == "/api/look") {
-      if (request.method != "POST") return refusal(405, "POST a JSON object to /api/look");
-      return look_at(request);
+    for (const Endpoint& endpoint : endpoints()) {
+      if (endpoint.path != request.path) continue;
+      const bool takes = endpoint.takes_post ? request.method == "POST"
+                                             : request.method == "GET" || request.method == "HEAD";
+      if (takes) return (this->*endpoint.handler)(Parameters(request, endpoint.parameters));
+      ViewerResponse no =
+          refusal(405, endpoint.takes_post ? "POST a JSON object to /api/look"
+                                           : "only /api/look takes anything but GET and HEAD");
+      no.headers.emplace_back("Allow", endpoint.takes_post ? "POST" : "GET, HEAD");
+      return no;
     }
-    if (request.method != "GET") return refusal(405, "only /api/look takes anything but GET");
-    if (path == "/") return page();
-    if (path == "/runs") {
-      return {200, kHtmlType, viewer::runs_page(Json{{"token", options.token}}.dump())};
-    }
-    if (path == "/api/openapi.json") {
-      return {200, kJsonType, std::string(viewer::asset("openapi.json"))};
-    }
-    if (path == "/api/model") return {200, kJsonType, about().dump()};
-    if (path == "/api/rows") return rows(request);
-    if (path == "/api/runs" || path == "/api/run") return run_of(request);
     return refusal(404, "there is no such page; / shows attention, /runs training runs");
   }
 };
@@ -228,6 +238,8 @@ ViewerResponse Viewer::operator()(const ViewerRequest& request) {
   }
   try {
     return state_->route(request);
+  } catch (const OutOfMemory& error) {
+    return refusal(503, error.what());  // not what was asked: it may work later
   } catch (const Error& error) {
     return refusal(400, error.what());
   } catch (const std::exception& error) {

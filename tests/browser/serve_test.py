@@ -114,6 +114,22 @@ class Serve(BrowserTest):
             b.until(lambda: len(b.all("[data-title='Loss'] [data-series='training'] circle")) == 3)
             self.assertIn("step 3", b.one("#facts").text)
 
+    def test_a_run_that_cannot_be_read_says_why(self):
+        with tempfile.TemporaryDirectory() as runs:
+            for name in ("a-link", "good"):
+                os.mkdir(os.path.join(runs, name))
+            os.symlink("/dev/zero", os.path.join(runs, "a-link", "metrics.jsonl"))
+            with open(os.path.join(runs, "good", "metrics.jsonl"), "w", encoding="utf-8") as file:
+                file.write('{"step": 1, "loss": 2}\nno line\n{"step": 3, "loss": 1}\n')
+            server = self.serve("gpt2", "--runs", runs)
+            b = self.browser
+            b.open(server.url + "runs#%")
+            b.until(lambda: "step 3" in b.one("#facts").text)
+            self.assertIn("1 line could not be read: good/metrics.jsonl line 2", b.one("#facts").text)
+            b.click("#runs [data-value='a-link']")
+            b.until(lambda: "links are not followed" in b.one("#facts").text)
+            self.assertEqual(b.all("#curves figure"), [])
+
     def test_elsewhere_a_token_is_needed(self):
         server = self.serve("bert-model", "--host", "0.0.0.0")
         address, token = server.url.split("?token=")

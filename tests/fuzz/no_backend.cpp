@@ -1,9 +1,10 @@
-// The fuzzers read files and compute nothing: a tensor that would need memory is an Error.
+// The fuzzers read files and compute nothing: a tensor that would need memory is an Error. Weak:
+// the one of the viewer has pictures, and a backend for them.
 #include "core/backend.h"
 #include "core/check.h"
 
 namespace qkv {
 
-Backend& backend(Device device) { fail("no backend for {} in a fuzzer", device); }
+[[gnu::weak]] Backend& backend(Device device) { fail("no backend for {} in a fuzzer", device); }
 
 }  // namespace qkv

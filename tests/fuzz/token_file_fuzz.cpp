@@ -4,14 +4,42 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <string>
+#include <string_view>
 
+#include "io/checksum.h"
 #include "io/token_file.h"
+
+namespace {
+
+// Makes the checksums right where the counts allow it, so that what is behind them is reached, too.
+void seal(std::string& bytes) {
+  constexpr std::size_t kEnd = 64, kContent = 24, kRest = 16;  // kContent: bytes before the end
+  if (bytes.size() < kEnd) return;
+  const std::size_t end = bytes.size() - kEnd;
+  std::uint64_t counts[2];
+  std::memcpy(counts, bytes.data() + end, sizeof counts);
+  if (counts[0] > end / 4 || counts[1] > end / 32) return;
+  const std::size_t content = (counts[0] * 4 + 7) / 8 * 8 + counts[1] * 32;
+  if (content > end) return;
+  const auto put = [&](std::size_t before_end, std::uint64_t checksum) {
+    std::memcpy(bytes.data() + bytes.size() - before_end, &checksum, sizeof checksum);
+  };
+  put(kContent, qkv::checksum_of(std::string_view(bytes).substr(0, content)));
+  put(kRest, 0);
+  put(kRest, qkv::checksum_of(std::string_view(bytes).substr(content)));
+}
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const int file = memfd_create("fuzz", 0);  // a file without a disk
   static const std::string path = "/proc/self/fd/" + std::to_string(file);
-  if (ftruncate(file, 0) != 0 || pwrite(file, data, size, 0) != static_cast<ssize_t>(size)) {
+  std::string bytes(reinterpret_cast<const char*>(data), size);
+  seal(bytes);
+  if (ftruncate(file, 0) != 0 ||
+      pwrite(file, bytes.data(), size, 0) != static_cast<ssize_t>(size)) {
     std::abort();
   }
   const auto opened = qkv::TokenFile::open(path, "key");

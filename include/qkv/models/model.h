@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "qkv/models/generation_config.h"
 #include "qkv/nn.h"
 #include "qkv/tensor.h"
 
@@ -32,10 +33,7 @@ struct ModelInfo {
   bool regression = false;            // its logits are numbers, not scores of classes
   std::int64_t pad_id = -1, bos_id = -1, decoder_start_id = -1;
   std::vector<std::int64_t> eos_ids;
-  // What generation is made to choose: behind the one token a decoder begins with, and as the last
-  // of as many as are wanted. From generation_config.json; without one, from config.json.
-  std::int64_t forced_bos_id = -1;
-  std::vector<std::int64_t> forced_eos_ids{};  // ascending; any of them
+  GenerationConfig generation{};  // what the checkpoint says about it; not of encoders
   // Of a model that reads and writes characters: id i stands for symbols[i], "" for nothing. From
   // grapheme_chars and phoneme_chars of the config; empty where a tokenizer is needed.
   std::vector<std::string> input_symbols{}, output_symbols{};
@@ -68,6 +66,9 @@ struct ModelOutput {
   Tensor memory;       // [B, S, hidden]: the encoder's output of an encoder-decoder
 };
 
+// Any number of threads may run one model, generate and look with it, each with a context (cache,
+// trace, training) of its own. Changing it (visit, tie, an optimiser's step, save_model) is up to
+// one thread alone.
 class Model : public nn::Module {
  public:
   virtual ModelOutput operator()(const ModelInput& input,
@@ -109,7 +110,7 @@ struct LoadOptions {
   std::function<void(int done, int total)> progress{};
 };
 // Reads config.json and model.safetensors (or the shards of model.safetensors.index.json) of a
-// folder, and what generation_config.json forces on generation, where there is one. Everything
+// folder, and generation_config.json, where there is one. Everything
 // missing, unexpected or of the wrong shape is listed in one Error.
 std::unique_ptr<Model> load_model(const std::string& folder, const LoadOptions& options = {});
 // A model of this config.json (a path, its text, or one of model_presets()) with random weights,

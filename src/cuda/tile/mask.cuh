@@ -15,7 +15,7 @@ struct KeyRange {  // of keys, of tiles of them, or, seen from a key, of rows
 // Unbounded sides are kUnbounded: far, yet safe to add to a row number.
 inline constexpr int kUnbounded = 1 << 29;
 
-struct Sight {
+struct BandMask {
   int left, right;  // row i sees keys i + offset - left .. i + offset + right ...
   int offset;
   int visible;  // ... of the first `visible`

@@ -48,7 +48,8 @@ class Head {
     return this.once("lse", () => new Float32Array(bytesOf(this.data.lse)));
   }
   get keyVectors() {
-    const shared = Math.floor(this.index * this.layer.json.key_heads / this.map.heads);
+    const {json, heads} = this.layer;
+    const shared = Math.floor(this.index * json.key_heads / heads.length);
     return this.layer.keyVectors(shared);
   }
   // Row i as weights between 0 and 1: as the kernels gave it, or computed here as they do; null
@@ -168,7 +169,7 @@ class Layer {
     if (!this._table) this._table = new Float32Array(bytesOf(distances.table));
     const bucket = bucketOf(j - this.at(i), distances.buckets, distances.bidirectional,
                             distances.max);
-    return this._table[bucket * this.map.heads + head];
+    return this._table[bucket * this.heads.length + head];
   }
 }
 

@@ -36,8 +36,9 @@ const app = {
     state.map = this.map.name;
     state.layer = Math.max(0, Math.min(state.layer, this.map.layers.length - 1));
     state.head = Math.max(this.picture.full ? -1 : 0, Math.min(state.head, this.map.heads - 1));
-    if (state.row !== null) state.row = Math.min(state.row, this.map.rowTokens.length - 1);
-    if (state.key !== null) state.key = Math.min(state.key, this.map.keyTokens.length - 1);
+    const within = (at, count) => at === null ? null : Math.max(0, Math.min(at, count - 1));
+    state.row = within(state.row, this.map.rowTokens.length);
+    state.key = within(state.key, this.map.keyTokens.length);
   },
   remember(change) {
     Object.assign(this.state, change);

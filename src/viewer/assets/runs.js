@@ -10,9 +10,18 @@ Object.assign(STATISTICS, {
                 about: "The norm of the gradient that reaches the keys of a head."},
 });
 
+// The name of a run out of the address; one that was not made here is none.
+const nameOf = (hash) => {
+  try {
+    return decodeURIComponent(hash.slice(1));
+  } catch {
+    return "";
+  }
+};
+
 const page = {
   token: JSON.parse(find("picture").textContent).token,
-  run: decodeURIComponent(location.hash.slice(1)),
+  run: nameOf(location.hash),
   statistic: "entropy",
   report: null, // index of the health report; null = the last
 
@@ -26,15 +35,19 @@ const page = {
 
   async refresh() {
     try {
-      const {runs} = await this.ask("api/runs");
+      const {runs, left_out: leftOut} = await this.ask("api/runs");
       find("empty").hidden = runs.length > 0;
-      if (!runs.some(({name}) => name === this.run)) this.run = runs.length ? runs[0].name : "";
+      find("left-out").hidden = leftOut === 0;
+      find("left-out").textContent = `${count(leftOut, "folder")} more, whose names come before these.`;
+      const first = runs.find(({error}) => !error) || runs[0];
+      if (!runs.some(({name}) => name === this.run)) this.run = first ? first.name : "";
       segments(find("runs"), runs.map(({name}) => ({value: name, label: name})), this.run,
                (name) => this.choose(name));
       find("runs").hidden = runs.length === 0;
       if (this.run) {
         const about = runs.find(({name}) => name === this.run);
-        this.show(await this.ask(`api/run?name=${encodeURIComponent(this.run)}`), about);
+        if (about.error) this.clear(about.error);
+        else this.show(await this.ask(`api/run?name=${encodeURIComponent(this.run)}`), about);
       }
     } catch (error) {
       find("facts").textContent = error.message;
@@ -47,6 +60,14 @@ const page = {
     this.refresh();
   },
 
+  // A run that cannot be read says why, in its own place.
+  clear(error) {
+    find("facts").textContent = error;
+    find("curves").replaceChildren();
+    find("warnings").hidden = find("health").hidden = true;
+    this.json = null;
+  },
+
   show(json, about) {
     this.json = json;
     const {points, evaluations} = json, steps = points.step.length;
@@ -54,7 +75,12 @@ const page = {
     find("facts").textContent = !steps ? "waiting for the first step"
         : `step ${points.step[steps - 1]} · loss ${shortNumber(points.loss[steps - 1])} · ` +
           (idle < 60 ? "running" : `last written ${Math.round(idle / 60)} min ago`) +
-          (json.averaged > 1 ? ` · each point is the mean of ${json.averaged}` : "");
+          (json.averaged > 1 ? ` · each point is the mean of ${json.averaged}` : "") +
+          (json.unread ? ` · ${Math.ceil(json.unread / 1e6)} MB still to be read` : "");
+    if (json.unreadable) {
+      find("facts").textContent +=
+          ` · ${count(json.unreadable, "line")} could not be read: ${json.first_unreadable}`;
+    }
     const line = (key) => points.step.map((step, i) => [step, points[key][i]]);
     const evaluated = (key) => evaluations.filter((e) => key in e).map((e) => [e.step, e[key]]);
     const a = (name, list) => ({name, style: "a", points: list});
@@ -110,6 +136,7 @@ const page = {
   drawHealth(at) {
     const report = this.json.health[at];
     this.stepText.textContent = `step ${report.step}`;
+    if (!report[this.statistic]) return this.map.replaceChildren(); // none of its heads had it
     const values = report[this.statistic].map((row) => row.map((x) => x === null ? NaN : x));
     this.map.replaceChildren(heatMap({values, statistic: this.statistic,
                                       label: (l) => report.names[l]}));
