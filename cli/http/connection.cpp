@@ -64,7 +64,7 @@ void set_headers(http::fields& headers) {
               "img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'");
 }
 
-// Never throws; a worker has nobody to throw to.
+// Never throws: an exception on a worker would end the process.
 ViewerResponse answer_of(Viewer& viewer, const ViewerRequest& request) try {
   return viewer(request);
 } catch (const std::bad_alloc&) {
@@ -234,7 +234,7 @@ void Connection::finish(ViewerResponse answer) {
   write(std::move(answer));
 }
 
-// While a worker computes, the end of the stream says that nobody waits for the answer any more. A
+// While a worker computes, the end of the stream means that the client has left. A
 // client that has sent more than its request is not watched further.
 void Connection::watch_for_departure() {
   stream_.socket().async_wait(
@@ -250,7 +250,7 @@ void Connection::watch_for_departure() {
 
 void Connection::refuse(int status, const std::string& why) { write(refusal(status, why)); }
 
-// A head or body that is no HTTP, or too long, is told so; a connection that broke is not.
+// A head or body that is not HTTP, or too long, gets an answer; a broken connection is closed.
 void Connection::refuse_unparsable(Error error) {
   const bool too_long = error == http::error::header_limit || error == http::error::buffer_overflow;
   if (too_long) return refuse(431, "the headers are too long");

@@ -79,7 +79,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   ViewerRequest request_;
   boost::beast::http::response<Body> response_;
   std::optional<boost::beast::http::response_serializer<Body>> serializer_;
-  std::shared_ptr<std::atomic<bool>> gone_;  // the client left: nobody reads the answer
+  std::shared_ptr<std::atomic<bool>> gone_;  // the client left
   std::string client_;
   State state_ = State::waiting;
   Clock::time_point since_;

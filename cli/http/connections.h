@@ -13,7 +13,7 @@ class Connections {
  public:
   explicit Connections(const HttpLimits& limits) : limits_(limits) {}
 
-  // False where a limit is reached and everybody there is being answered.
+  // False where a limit is reached and all connections there are being answered.
   bool add(const std::shared_ptr<Connection>& connection);
   void remove(const Connection& connection);
   // Closes those that have not read their answers for the longest time while answers take too much

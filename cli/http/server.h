@@ -12,7 +12,7 @@
 
 namespace qkv::cli {
 
-// What a client may take of the server. Whoever needs longer than a deadline is disconnected; above
+// What a client may take of the server. A deadline missed ends the connection; above
 // the limits of connections the one that has kept the server waiting longest makes room.
 struct HttpLimits {
   std::size_t head = 16 << 10;     // bytes of request line and headers

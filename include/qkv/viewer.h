@@ -138,7 +138,7 @@ struct ViewerRequest {
   std::vector<std::pair<std::string, std::string>> query{};
   std::string body{}, host{}, token{};  // host: the header; token: however it was handed over
   std::string origin{};                 // the header: which page asks; empty where none does
-  std::function<bool()> cancelled{};    // nobody waits for the answer any more
+  std::function<bool()> cancelled{};    // the client has left
 };
 struct ViewerResponse {
   int status = 200;

@@ -55,18 +55,6 @@ void fill_from(const Checkpoint& checkpoint, const std::string& name, const Tens
   backend(target.device()).copy(to(stored, target.device()), target);
 }
 
-// The file names in a folder, in their order.
-std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
-    names.push_back(at->path().filename().string());
-  }
-  check(!error, "cannot read '{}': {}", folder, error.message());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 bool is_digits(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
 }

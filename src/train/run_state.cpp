@@ -110,7 +110,7 @@ ReadState read_state(const std::string& path) {
   return {std::move(s), true};
 }
 
-void write_checksums(const std::string& folder) {
+std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
   for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
@@ -118,8 +118,12 @@ void write_checksums(const std::string& folder) {
   }
   check(!error, "cannot read '{}': {}", folder, error.message());
   std::sort(names.begin(), names.end());
+  return names;
+}
+
+void write_checksums(const std::string& folder) {
   std::string text;
-  for (const std::string& name : names) {
+  for (const std::string& name : names_in(folder)) {
     const std::uint64_t checksum = checksum_of_file((fs::path(folder) / name).string());
     text += fmt::format("{}  {}\n", checksum_text(checksum), name);
   }

@@ -35,6 +35,9 @@ struct ReadState {
 };
 ReadState read_state(const std::string& path);
 
+// The names of what is in a folder, in their order.
+std::vector<std::string> names_in(const std::string& folder);
+
 // The checksums of all files of a folder, in a file of its own that `xxh64sum -c` reads.
 inline constexpr const char* kChecksums = "checksums.xxh64";
 void write_checksums(const std::string& folder);
