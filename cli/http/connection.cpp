@@ -37,7 +37,9 @@ std::string client_of(const asio::ip::tcp::socket& socket) {
   boost::system::error_code error;
   const asio::ip::address address = socket.remote_endpoint(error).address();
   if (error || !address.is_v6()) return address.to_string();
-  const auto bytes = address.to_v6().to_bytes();
+  const asio::ip::address_v6 v6 = address.to_v6();
+  if (v6.is_v4_mapped()) return asio::ip::make_address_v4(asio::ip::v4_mapped, v6).to_string();
+  const auto bytes = v6.to_bytes();
   return std::string(bytes.begin(), bytes.begin() + 8);
 }
 

@@ -56,7 +56,7 @@ __attribute__((target("amx-tile,amx-bf16"))) void amx_work(std::int64_t rounds) 
 constexpr int kAvx512Sums = 16;
 constexpr double kAvx512Flops = 2.0 * 2 * 16 * kAvx512Sums * kSteps;
 
-volatile float sink;
+thread_local volatile float sink;  // all threads write
 
 __attribute__((target("avx512f,avx512bf16"))) void avx512_work(std::int64_t rounds) {
   __m512 sums[kAvx512Sums];

@@ -12,7 +12,7 @@ namespace qkv::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-volatile float sink;
+thread_local volatile float sink;  // all threads write
 
 #if HWY_TARGET == HWY_NEON
 
