@@ -170,7 +170,7 @@ struct PoolHolder {
 
   PoolHolder() { static_cast<void>(pthread_atfork(nullptr, nullptr, abandon_pool)); }
 
-  // An Error each time while QKV_THREADS is wrong and nobody has set another number.
+  // An Error each time while QKV_THREADS is wrong and no other number was set.
   int wanted() {
     if (set) return *set;
     if (!by_default) by_default = default_threads();

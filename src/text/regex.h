@@ -64,7 +64,7 @@ class Regex {
   Regex(std::string_view pattern, const std::string& where);
 
   // Searches through texts, one after the other, each from left to right. Its steps are taken from
-  // `allowance`, which nobody else spends from in the meantime.
+  // `allowance`, which nothing else spends from in the meantime.
   class Search {
    public:
     // Steps for each byte before it begins to remember: more than patterns of language need.

@@ -124,7 +124,7 @@ void RunFolder::remove_unfinished() {
     std::error_code ignored;
     if (const auto target = folder_of_unfinished(name)) {
       recover_folder(file(*target));
-      // What cannot be removed is in nobody's way.
+      // What cannot be removed does no harm.
       if (is_draft_of(name, *target)) fs::remove_all(file(name), ignored);
     } else if (is_draft_of_file(name)) {
       fs::remove(file(name), ignored);
